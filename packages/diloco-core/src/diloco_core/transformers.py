@@ -91,6 +91,7 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]
         self._exchange, self._sync_every, self._options = exchange, sync_every, options
         self._on_sync = options.pop("on_sync", None)
         self._reports: list[SyncReport] = []
+        self._replaced: list[tuple[Any, str, Any]] = []
         self._is_open = self._has_begun = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
@@ -117,26 +118,7 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self.outer.__enter__()
         self._is_open = True
-        self._random = random_state()
-        self._resumed = int(state.global_step)
-        self._begin = self._place.find(self.outer.inner_steps)
-        if self._resumed and self._begin != self._resumed:
-            _log.warning(
-                "the checkpoint that was given to the trainer is of step %d, and the run's store "
-                "holds step %d of replica %d: the store counts, and it begins there",
-                self._resumed,
-                self._begin,
-                exchange.rank,
-            )
-        # The sum of the losses since then is divided by the steps since then.
-        trainer._globalstep_last_logged = self._begin  # noqa: SLF001 - nothing else leads there
-        trainer._initial_global_step = self._begin  # noqa: SLF001
-        self._run_whole = trainer._run_epoch  # noqa: SLF001
-        # Where errors of the trainer, and of what it calls, come from.
-        events = trainer.callback_handler
-        trainer._run_epoch = self._guarded(self._run_epoch)  # noqa: SLF001
-        trainer._evaluate = self._guarded(trainer._evaluate)  # noqa: SLF001 - also before the steps
-        events.on_epoch_begin = self._guarded(events.on_epoch_begin)
+        self._guarded(self._take_over)(trainer, int(state.global_step))
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         """Refuse a trainer that has begun without this callback.
@@ -155,11 +137,7 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]
         self._place.note(self.outer.inner_steps)
         if control.should_training_stop:
             self._leave()  # not in on_train_end: there, the best checkpoint has been loaded
-        should_log = control.should_log
-        for report in self._reports:
-            self._trainer.log({f"{_OURS}{name}": getattr(report, name) for name in _LOGGED})
-        self._reports.clear()
-        control.should_log = should_log  # the trainer logs its loss, too
+        self._log_syncs(control)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:  # noqa: ARG002
         """Take what the trainer logs into the run's telemetry."""
@@ -170,17 +148,54 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]
             except ConfigurationError as error:
                 _log.warning("the run's telemetry leaves out what the trainer logs: %s", error)
 
+    def _take_over(self, trainer: Any, resumed: int) -> None:
+        """Have the trainer begin where the run stands, and its errors leave the block."""
+        self._random, self._resumed = random_state(), resumed
+        self._begin = self._place.find(self.outer.inner_steps)
+        if resumed and self._begin != resumed:
+            _log.warning(
+                "the checkpoint that was given to the trainer is of step %d, and the run's store "
+                "holds step %d of replica %d: the store counts, and it begins there",
+                resumed,
+                self._begin,
+                self.outer.exchange.rank,
+            )
+        # The sum of the losses since then is divided by the steps since then.
+        trainer._globalstep_last_logged = self._begin  # noqa: SLF001 - nothing else leads there
+        trainer._initial_global_step = self._begin  # noqa: SLF001
+        self._run_whole = trainer._run_epoch  # noqa: SLF001
+        events = trainer.callback_handler
+        self._replace(trainer, "_run_epoch", self._guarded(self._run_epoch))
+        # Where errors come from before the epochs, and between them.
+        later = events.callbacks[events.callbacks.index(self) + 1 :]
+        places = [(trainer, "_evaluate"), (events, "on_epoch_begin")]
+        for holder, name in [*places, *((callback, "on_train_begin") for callback in later)]:
+            self._replace(holder, name, self._guarded(getattr(holder, name)))
+
+    def _replace(self, holder: Any, name: str, act: Callable[..., Any]) -> None:
+        self._replaced.append((holder, name, vars(holder).get(name)))
+        setattr(holder, name, act)
+
     def _synced(self, report: SyncReport) -> None:
         self._reports.append(report)
         if self._on_sync is not None:
             self._on_sync(report)
 
+    def _log_syncs(self, control: Any) -> None:
+        should_log = control.should_log
+        for report in self._reports:
+            self._trainer.log({f"{_OURS}{name}": getattr(report, name) for name in _LOGGED})
+        self._reports.clear()
+        control.should_log = should_log  # the trainer logs its loss, too
+
     def _leave(self, error: BaseException | None = None) -> None:
         if self._is_open:
             self._is_open = False
-            for holder in (self._trainer, self._trainer.callback_handler):
-                for name in ("_run_epoch", "_evaluate", "_load_rng_state", "on_epoch_begin"):
-                    vars(holder).pop(name, None)  # the class has the trainer's own
+            for holder, name, before in reversed(self._replaced):
+                if before is None:
+                    delattr(holder, name)  # the class has the trainer's own
+                else:
+                    setattr(holder, name, before)
             self.outer.__exit__(error and type(error), error, error and error.__traceback__)
 
     def _guarded(self, act: Callable[..., Any]) -> Callable[..., Any]:
@@ -204,6 +219,7 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]
             self._run_whole(**part)
         if trainer.control.should_training_stop or call["epoch"] + 1 >= state.num_train_epochs:
             self._leave()
+            self._log_syncs(trainer.control)
 
     def _epochs(self, call: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Return the arguments for the epochs, or parts of them, that the trainer runs now."""
@@ -228,7 +244,7 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]
             if steps and not trainer.control.should_training_stop:
                 # As where it resumes from a checkpoint, but for the random generators.
                 after = random_state()
-                trainer._load_rng_state = lambda _: set_random_state(after)  # noqa: SLF001
+                self._replace(trainer, "_load_rng_state", lambda _: set_random_state(after))
                 batches = steps * trainer.args.gradient_accumulation_steps
                 if not trainer.args.ignore_data_skip:
                     set_random_state(self._place.random)  # some samplers draw their order from it
@@ -322,9 +338,14 @@ def _check(trainer: Any, sync_every: int | Seconds, fragments: object) -> None:
         raise ConfigurationError("the Trainer has two DiLoCoCallbacks: give it one")
     if trainer.is_deepspeed_enabled:
         raise ConfigurationError("DiLoCoCallback does not work with DeepSpeed: use DDP or FSDP2")
+    args = trainer.args
+    if args.auto_find_batch_size:
+        raise ConfigurationError(
+            "DiLoCoCallback does not work with auto_find_batch_size, which would begin again in "
+            "the middle of a run: set per_device_train_batch_size to what fits"
+        )
     if isinstance(sync_every, Seconds):
         return
-    args = trainer.args
     if per_generation := getattr(args, "steps_per_generation", None):
         # GRPO: the weights must not change in between, or samples are of another policy.
         batches = per_generation * getattr(args, "num_iterations", 1)

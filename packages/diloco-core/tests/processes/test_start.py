@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import traceback
+from pathlib import Path
 
 import pytest
 import torch
@@ -106,6 +107,27 @@ def test_a_process_that_returns_or_exits_early_leaves_the_groups_of_torch(
     else:
         assert _call(trainer, {}) is None
         assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it looks for threads in /proc")
+def test_no_thread_of_gloo_lives_when_a_trainer_has_returned(tmp_path, monkeypatch):
+    """It could abort the process at its end; see _call."""
+    monkeypatch.setenv("RANK", "0")
+    options = {"init_method": f"file://{tmp_path}/meeting", "rank": 0, "world_size": 1}
+
+    def threads():
+        names = [file.read_text() for file in Path("/proc/self/task").glob("*/comm")]
+        return [name for name in names if "gloo" in name]
+
+    def trainer():
+        torch.distributed.init_process_group("gloo", **options)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+        model.itself = [model]  # as the objects of a trainer refer to each other
+        assert threads()
+
+    before = len(threads())
+    _call(trainer, {})
+    assert len(threads()) == before
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ It trains a tiny GPT-2 that is made from its configuration, and writes what it e
 ``FOLDER/end-RANK.json``.
 """
 
+import gc
 import hashlib
 import json
 import logging
@@ -167,6 +168,7 @@ def main():
         (folder / f"end-{rank}.json").write_text(json.dumps(end))
     if torch.distributed.is_initialized():  # the trainer leaves that to its program
         torch.distributed.destroy_process_group()
+        gc.collect()  # the trainer's model in DDP keeps gloo's threads, which may abort at the end
 
 
 if __name__ == "__main__":

@@ -96,9 +96,11 @@ def test_a_killed_replica_ends_as_one_that_was_not(tmp_path, tmp_path_factory, c
 
 @pytest.mark.parametrize("step", [8, 12])  # in an epoch, and at the end of one
 def test_a_killed_replica_of_two_processes_ends_as_one_that_was_not(tmp_path, step):
-    expected = run(tmp_path / "never", processes=2)[1]
-    run(tmp_path / "run", code=1, processes=2, signal=[step, "SIGKILL"])
-    check_same(run(tmp_path / "run", processes=2)[1], expected)
+    # The last one evaluates, saves, and loads the best model at its end.
+    case = {} if step == 8 else CASES["evaluation, and the best model"]
+    expected = run(tmp_path / "never", processes=2, **case)[1]
+    run(tmp_path / "run", code=1, processes=2, signal=[step, "SIGKILL"], **case)
+    check_same(run(tmp_path / "run", processes=2, **case)[1], expected)
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["", "with a handler of the trainer's own"])
@@ -187,8 +189,21 @@ def test_a_stream_is_read_again(tmp_path, lone, caplog):
     assert (again["digest"], again["step"]) == (expected["digest"], 10)
 
 
-@pytest.mark.parametrize(("step", "every", "killed"), [(6, 3, 11), (23, 9, 24)])
-def test_the_store_counts_more_than_a_checkpoint_of_the_trainer(tmp_path, step, every, killed):
+def test_a_stream_that_ends_early_is_begun_anew(tmp_path, lone):
+    """One pass over it has 11 batches."""
+    wanted = {"stream": True, "arguments": {"max_steps": 16}}
+    with pytest.raises(LookupError):
+        lone(tmp_path / "run", fails=14, **wanted)
+    end = lone(tmp_path / "run", **wanted)
+    assert (end["step"], end["inner_steps"]) == (16, 16)
+
+
+@pytest.mark.parametrize(
+    ("step", "every", "killed", "named"), [(6, 3, 11, "by its folder"), (23, 9, 24, "as the last")]
+)
+def test_the_store_counts_more_than_a_checkpoint_of_the_trainer(
+    tmp_path, step, every, killed, named
+):
     """The second one is newer than what the store holds, and of a later epoch."""
     wanted = {
         "diloco": {"sync_every": every},
@@ -196,7 +211,8 @@ def test_the_store_counts_more_than_a_checkpoint_of_the_trainer(tmp_path, step, 
     }
     expected = run(tmp_path / "never", **wanted)[1]
     run(tmp_path / "run", code=KILLED, signal=[killed, "SIGKILL"], **wanted)
-    checkpoint = str(tmp_path / "run" / "out-0" / f"checkpoint-{step}")
+    folder = str(tmp_path / "run" / "out-0" / f"checkpoint-{step}")
+    checkpoint = folder if named == "by its folder" else True
     output, end = run(tmp_path / "run", checkpoint=checkpoint, **wanted)
     assert end["digest"] == expected["digest"]
     assert f"of step {step}, and the run's store holds step {killed // every * every}" in output
@@ -236,7 +252,7 @@ class Broken(TrainerCallback):
         raise LookupError("a callback has failed")
 
 
-@pytest.mark.parametrize("event", ["on_epoch_begin", "on_evaluate"])
+@pytest.mark.parametrize("event", ["on_train_begin", "on_epoch_begin", "on_evaluate"])
 def test_an_error_outside_of_the_epochs_leaves_the_block(tmp_path, event):
     callback = DiLoCoCallback(connect(tmp_path / "run", rank=0, world_size=1), sync_every=3)
     broken = Broken()
@@ -248,6 +264,24 @@ def test_an_error_outside_of_the_epochs_leaves_the_block(tmp_path, event):
     with pytest.raises(SyncError, match="inside the block"):
         callback.outer.log(loss=1.0)
     assert not {"_run_epoch", "_evaluate"} & vars(trainer).keys()
+    assert getattr(broken, event) == broken.fail
+    with pytest.raises(ConfigurationError, match="make a new one for each call"):
+        trainer.train()
+
+
+def test_the_last_sync_before_an_early_stop_is_logged(tmp_path):
+    callback = DiLoCoCallback(connect(tmp_path / "run", rank=0, world_size=1), sync_every=3)
+
+    class Stops(TrainerCallback):
+        def on_evaluate(self, args, state, control, **_):
+            control.should_training_stop = state.global_step == 4
+
+    wanted = {"arguments": {"eval_strategy": "steps", "eval_steps": 2}}
+    trainer = replica.make_trainer(tmp_path, 0, wanted, callbacks=[callback, Stops()])
+    trainer.train()
+    history = trainer.state.log_history
+    assert [each["diloco_sync"] for each in history if "diloco_sync" in each] == [1, 2]
+    assert callback.outer.inner_steps == 4
 
 
 def refuse(tmp_path, match, callbacks, **wanted):
@@ -263,6 +297,9 @@ def test_mistakes_are_refused(tmp_path):
     refuse(tmp_path, "two DiLoCoCallbacks", two)
     taken = DiLoCoCallback(exchange(), sync_every=3, stateful={"scaler": torch.nn.Linear(1, 1)})
     refuse(tmp_path, "stateful of DiLoCoCallback has scaler", [taken])
+    searching = {"arguments": {"auto_find_batch_size": True}}
+    one = DiLoCoCallback(exchange(), sync_every=3)
+    refuse(tmp_path, "not work with auto_find_batch_size", [one], **searching)
     with pytest.raises(ConfigurationError, match=r"no option outer_rate: .*outer_lr, "):
         DiLoCoCallback(exchange(), sync_every=3, outer_rate=0.7)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
@@ -102,6 +103,9 @@ def run_processes(processes: int, function: Callable[..., Any], arguments: dict[
 
 
 def _call(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    # The defaults of its functions would keep the group that is there when it is first imported.
+    import torch.distributed.nn.functional
+
     try:
         result = function(**arguments)
     except SystemExit as end:
@@ -115,6 +119,9 @@ def _call(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     # From here on, this process waits for the others: those that still wait for it are to notice.
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+    # A model in DDP, often part of a cycle, keeps gloo's threads; at the end of the interpreter
+    # these abort the process if they still hold a tensor of the last collective.
+    gc.collect()
     return result if os.environ["RANK"] == "0" else None
 
 
