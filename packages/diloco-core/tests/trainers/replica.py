@@ -77,6 +77,21 @@ class Fails(TrainerCallback):
             raise LookupError("the trainer has failed")
 
 
+class Skips(TrainerCallback):
+    """Leaves out a step of the optimizer and of its schedule, as a gradient scaler does."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_pre_optimizer_step(self, args, state, control, optimizer, **_):
+        if state.global_step == self.step:
+            optimizer.step, optimizer._is_overflow = lambda: None, True
+
+    def on_step_end(self, args, state, control, optimizer, **_):
+        vars(optimizer).pop("step", None)
+        optimizer._is_overflow = False
+
+
 def make_model(dropout=0.1):
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=16, n_layer=2, n_head=2)
@@ -84,8 +99,20 @@ def make_model(dropout=0.1):
     return GPT2LMHeadModel(config)
 
 
+def make_sharded_model(folder):
+    """The same, of which each process of the replica holds a part (FSDP2)."""
+    from transformers.distributed import DistributedConfig
+
+    if torch.distributed.get_rank() == 0:
+        make_model().save_pretrained(folder / "model")
+    torch.distributed.barrier()
+    shared_by_two = DistributedConfig(fsdp_size=2)
+    return GPT2LMHeadModel.from_pretrained(folder / "model", distributed_config=shared_by_two)
+
+
 def digest(model):
-    parts = [p.detach().contiguous().numpy().tobytes() for p in model.parameters()]
+    wholes = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    parts = [whole.detach().contiguous().numpy().tobytes() for whole in wholes]
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
@@ -132,8 +159,9 @@ def make_trainer(folder, rank, wanted, callbacks):
         **{"num_train_epochs": 3, "save_strategy": "no", **wanted.get("arguments", {})},
     )
     data = Examples(rank)
+    sharded = wanted.get("sharded")
     return TRAINERS[wanted.get("sampler")](
-        make_model(wanted.get("dropout", 0.1)),
+        make_sharded_model(folder) if sharded else make_model(wanted.get("dropout", 0.1)),
         arguments,
         train_dataset=Stream(rank) if wanted.get("stream") else data,
         eval_dataset=data,
@@ -147,7 +175,8 @@ def train(folder, rank, wanted):
     callback = DiLoCoCallback(exchange, **options)
     signals = [Signalled(*wanted["signal"])] if "signal" in wanted else []
     failing = [Fails(wanted["fails"])] if "fails" in wanted else []
-    trainer = make_trainer(folder, rank, wanted, [callback, *signals, *failing])
+    skipping = [Skips(wanted["skips"])] if "skips" in wanted else []
+    trainer = make_trainer(folder, rank, wanted, [callback, *signals, *failing, *skipping])
     trainer.train(resume_from_checkpoint=wanted.get("checkpoint"))
     return {
         "digest": digest(trainer.model),

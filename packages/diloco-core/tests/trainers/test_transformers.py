@@ -1,6 +1,7 @@
 """Replicas that are trained by Hugging Face's ``Trainer``."""
 
 import functools
+import inspect
 import json
 import logging
 import os
@@ -11,7 +12,7 @@ import pytest
 import replica
 import torch
 import transformers
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from diloco_core import ConfigurationError, DiLoCo, SyncError, connect
 from diloco_core.transformers import DiLoCoCallback
@@ -72,6 +73,11 @@ CASES = {
 }
 
 
+NO_FSDP2 = pytest.mark.skipif(
+    transformers.__version__.startswith("5.3."), reason="its trainer has FSDP2 on GPUs alone"
+)
+
+
 @functools.cache
 def undisturbed(parent, case):
     return run(parent / case, **CASES[case])[1]
@@ -94,10 +100,16 @@ def test_a_killed_replica_ends_as_one_that_was_not(tmp_path, tmp_path_factory, c
     check_same(run(tmp_path / "run", **CASES[case])[1], expected)
 
 
-@pytest.mark.parametrize("step", [8, 12])  # in an epoch, and at the end of one
-def test_a_killed_replica_of_two_processes_ends_as_one_that_was_not(tmp_path, step):
-    # The last one evaluates, saves, and loads the best model at its end.
-    case = {} if step == 8 else CASES["evaluation, and the best model"]
+@pytest.mark.parametrize(
+    ("step", "case"),
+    [
+        (8, {}),
+        (12, CASES["evaluation, and the best model"]),  # at the end of an epoch
+        pytest.param(13, {"sharded": True}, marks=NO_FSDP2),
+    ],
+    ids=["ddp", "the best model", "fsdp"],
+)
+def test_a_killed_replica_of_two_processes_ends_as_one_that_was_not(tmp_path, step, case):
     expected = run(tmp_path / "never", processes=2, **case)[1]
     run(tmp_path / "run", code=1, processes=2, signal=[step, "SIGKILL"], **case)
     check_same(run(tmp_path / "run", processes=2, **case)[1], expected)
@@ -175,6 +187,50 @@ def test_a_replica_that_is_back_tells_the_mean_loss_of_its_own_steps(tmp_path, l
     assert len(losses) < 33 - 18 + 1
     (mean,) = [each["train_loss"] for each in log if "train_loss" in each]
     assert mean == pytest.approx(sum(losses) / len(losses), abs=1e-4)
+
+
+def test_a_step_that_a_scaler_skips_is_none_of_the_run(tmp_path, lone):
+    expected = lone(tmp_path / "never", skips=4)
+    assert (expected["step"], expected["inner_steps"]) == (33, 32)
+    with pytest.raises(LookupError):
+        lone(tmp_path / "run", skips=4, fails=14)
+    check_same(lone(tmp_path / "run", skips=4), expected)
+
+
+USED = {
+    "_evaluate": "trial ignore_keys_for_eval skip_scheduler",
+    "_load_rng_state": "checkpoint",
+    "_maybe_log_save_evaluate": "tr_loss grad_norm model trial epoch ignore_keys_for_eval "
+    "start_time",
+    "_run_epoch": "model epoch train_dataloader num_update_steps_per_epoch trial "
+    "ignore_keys_for_eval start_time resume_from_checkpoint epochs_trained "
+    "steps_trained_in_current_epoch",
+}
+
+
+@pytest.mark.parametrize("name", USED)
+def test_what_is_private_in_a_trainer_takes_what_the_callback_knows(name):
+    """Where this fails, a newer version has changed what the callback relies on."""
+    taken = list(inspect.signature(getattr(Trainer, name)).parameters)
+    if name == "_run_epoch":  # called by names
+        assert set(USED[name].split()) <= set(taken)
+    else:
+        assert taken[1:][: len(USED[name].split())] == USED[name].split()
+
+
+def test_what_is_private_in_a_trainer_is_set_when_the_callback_is_called(tmp_path):
+    names = {"_tr_loss", "_globalstep_last_logged", "callback_handler", "lr_scheduler"}
+    if not transformers.__version__.startswith("5.3."):
+        names.add("_initial_global_step")
+
+    class Looks(TrainerCallback):
+        def on_train_begin(self, *_, **__):
+            assert names <= vars(trainer).keys()
+
+    trainer = replica.make_trainer(
+        tmp_path, 0, {"arguments": {"max_steps": 1}}, callbacks=[Looks()]
+    )
+    trainer.train()
 
 
 def test_a_stream_is_read_again(tmp_path, lone, caplog):
