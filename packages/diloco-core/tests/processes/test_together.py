@@ -99,8 +99,6 @@ def test_process_0_has_copies_of_the_committed_values(tmp_path, kind):
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 @pytest.mark.parametrize("how", [None, "buffers"])
 def test_all_processes_evaluate_the_committed_model(tmp_path, kind, how):
-    if (kind, how) == ("fsdp", "buffers"):
-        pytest.skip("each process of FSDP has the statistics of its own batches")
     case = {"evaluated_at": [0, 8, 12, 15], "how": how}
     unseen, *_ = trained(tmp_path, "unseen", [(kind, 2)] * 2, {"how": how})
     several = trained(tmp_path, "several", [(kind, 2)] * 2, case)
