@@ -56,7 +56,12 @@ class TestExport:
     def test_options(self, store, tmp_path):
         file = str(tmp_path / "model.safetensors")
         _commands.export(uri=store, file=file, dtype="float16", synced_only=True, at=1)
+        with pytest.raises(InvalidRequestError, match="is there already: --force replaces it"):
+            _commands.export(uri=store, file=file)
         assert load_file(file)["weight"].dtype == torch.float16
+        _commands.export(uri=store, file=file, force=True)
+        assert load_file(file)["weight"].dtype == torch.float32
+        file = str(tmp_path / "other.safetensors")
         with pytest.raises(RendezvousError, match="does not hold the state after outer step 7"):
             _commands.export(uri=store, file=file, at=7)
         with pytest.raises(ConfigurationError, match="dtype must be one of"):

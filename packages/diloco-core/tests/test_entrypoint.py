@@ -9,7 +9,14 @@ import pytest
 import torch
 from warm_processes import WarmProcess
 
-from diloco_core import AfterRunError, ConfigurationError, ReplicaLostError, connect
+from diloco_core import (
+    AfterRunError,
+    ConfigurationError,
+    DiLoCo,
+    ReplicaLostError,
+    RunExistsError,
+    connect,
+)
 from diloco_core.replica_entrypoint import _show_log, load_trainer, main, run
 
 TRAINER = """
@@ -165,6 +172,29 @@ def test_arguments_that_the_trainer_does_not_take_are_refused(trainer, alone, tm
             with pytest.raises(ConfigurationError, match=words):
                 called(**given, rank=3)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_prefix_that_holds_another_run_is_refused_before_a_launch(trainer, monkeypatch, tmp_path):
+    """The launcher is told at once, and not each replica when it joins."""
+    place = str(tmp_path / "run")
+    given = {"trainer_module": trainer, "trainer_fn": "nothing", "rendezvous_uri": place}
+    given["trainer_kwargs"] = {"a": 1, "c": 2}
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monkeypatch.setenv("DILOCO_COHORT", "second")
+    run.check_arguments(**given)
+    assert not (tmp_path / "run").exists()
+    exchange = connect(place, rank=0, world_size=1, run_id="first")
+    with DiLoCo(model, optimizer, exchange, sync_every=1):
+        run.check_arguments(**given, connect_options={"resume": True})
+        run.check_arguments(**given, connect_options={"run_id": "first"})
+        with pytest.raises(RunExistsError, match=r"holds the run 'first' .* own.*\"resume\": True"):
+            run.check_arguments(**given)
+    monkeypatch.setenv("DILOCO_COHORT", "first")
+    run.check_arguments(**given)
+    (tmp_path / "run" / "manifest.json").write_text("damaged")
+    monkeypatch.setenv("DILOCO_COHORT", "second")
+    run.check_arguments(**given)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, asdict, dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -52,6 +53,7 @@ class ExportOptions(Options):
         at: The number of outer steps after which the state was saved.
         dtype: Dtype of floating-point tensors.
         synced_only: Leave out the tensors that were not synced.
+        force: Replace the file if it is there.
     """
 
     uri: str = field(metadata=details(check=check_text))
@@ -62,6 +64,7 @@ class ExportOptions(Options):
         None, shown="the model's"
     )
     synced_only: bool = option(False)
+    force: bool = option(False)
 
 
 @command(ExportOptions)
@@ -72,6 +75,8 @@ def export(options: ExportOptions) -> Answer:
     going on is not disturbed.
     """
     dtype = options.dtype and getattr(torch, one_of("dtype", options.dtype, DTYPES))
+    if Path(options.file).is_file() and not options.force:
+        raise InvalidRequestError(f"{options.file} is there already: --force replaces it")
     with _reachable():
         steps = export_model(
             options.uri, options.file, dtype=dtype, at=options.at, synced_only=options.synced_only

@@ -24,11 +24,25 @@ from typing import Any, Literal
 import torch
 
 from ._connect import Exchange, connect
-from ._errors import AfterRunError, ConfigurationError, RendezvousError, ReplicaLostError
+from ._errors import (
+    AfterRunError,
+    ConfigurationError,
+    CorruptedObjectError,
+    ObjectNotFoundError,
+    RendezvousError,
+    ReplicaLostError,
+    RunExistsError,
+    StoreUnavailableError,
+)
 from ._exchange._endings import as_text
 from ._processes._start import number_of_processes, run_processes
+from ._run._generations._names import place_of_run
+from ._run._records._keys import MANIFEST
+from ._run._records._manifest import Manifest
+from ._store._open import open_store
 
 _log = logging.getLogger("diloco_core")
+_torch_log = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
 
 
 def run(
@@ -69,6 +83,8 @@ def run(
     arguments = {**locals()}
     number = number_of_processes(arguments.pop("processes"), os.environ)
     if number:
+        # torch logs the traceback of the process that has failed, which the error below holds too.
+        _torch_log.addFilter(_has_no_traceback)
         return run_processes(number, run, arguments)
     exchange, trainer = _prepare(
         trainer_module,
@@ -80,6 +96,10 @@ def run(
         connect_options or {},
     )
     return _call(exchange, trainer, trainer_kwargs or {}, connect_options or {})
+
+
+def _has_no_traceback(record: logging.LogRecord) -> bool:
+    return not record.exc_info
 
 
 def _prepare(
@@ -242,11 +262,35 @@ def _check_arguments(
     trainer_module: str,
     trainer_fn: str = "train",
     trainer_kwargs: Mapping[str, Any] | None = None,
+    rendezvous_uri: str | None = None,
     connect_options: Mapping[str, Any] | None = None,
     **_: Any,
 ) -> None:
     """Refuse arguments of :func:`run` that every replica would refuse; called before a launch."""
-    _checked_trainer(trainer_module, trainer_fn, trainer_kwargs or {}, connect_options or {})
+    options = connect_options or {}
+    _checked_trainer(trainer_module, trainer_fn, trainer_kwargs or {}, options)
+    run_id = options.get("run_id") or os.environ.get("DILOCO_COHORT")
+    if rendezvous_uri and run_id and not options.get("resume"):
+        _check_prefix(rendezvous_uri, run_id)
+
+
+def _check_prefix(uri: str, run_id: str) -> None:
+    """Refuse a prefix that holds another run.
+
+    A store that cannot be reached and a damaged run are left to the replicas, which wait for the
+    one and repair the other.
+    """
+    try:
+        store = place_of_run(open_store(uri, reading=True))
+        manifest = Manifest.from_json(store.get(MANIFEST), store.uri)
+    except (ObjectNotFoundError, CorruptedObjectError, StoreUnavailableError):
+        return
+    if manifest.run_id != run_id:
+        raise RunExistsError(
+            f"{store.uri} holds the run {manifest.run_id!r} already. Give this run a prefix of its "
+            "own, as rendezvous_uri; or, to go on with that run when it has ended, pass "
+            '"connect_options": {"resume": True}'
+        )
 
 
 run.check_arguments = _check_arguments  # type: ignore[attr-defined]

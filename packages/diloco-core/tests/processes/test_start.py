@@ -86,6 +86,8 @@ def test_it_fails_as_the_first_process_that_fails(tmp_path):
     assert done.returncode == 1
     assert "ProcessFailedError: process 1 of this replica (pid " in done.stderr
     assert "ArithmeticError: a bad batch" in done.stderr
+    # That of the command and that of the process; torch shows none of its own.
+    assert done.stderr.count("Traceback (most recent call last)") == 2
     assert 'trainer.py", line 8, in train' in done.stderr
 
 
