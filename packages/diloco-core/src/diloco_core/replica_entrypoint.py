@@ -10,6 +10,7 @@ A launcher names it as ``diloco_core.replica_entrypoint:run``. By hand, with the
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import inspect
 import json
@@ -277,12 +278,13 @@ def _check_arguments(
 def _check_prefix(uri: str, run_id: str) -> None:
     """Refuse a prefix that holds another run.
 
-    A store that cannot be reached and a damaged run are left to the replicas, which wait for the
-    one and repair the other.
+    A store that cannot be reached now and a damaged run are left to the replicas, which are started
+    again where the error may pass, and repair what they can.
     """
     try:
-        store = place_of_run(open_store(uri, reading=True))
-        manifest = Manifest.from_json(store.get(MANIFEST), store.uri)
+        with contextlib.closing(open_store(uri, reading=True)) as store:
+            place = place_of_run(store)
+            manifest = Manifest.from_json(place.get(MANIFEST), f"{place.uri}/{MANIFEST}")
     except (ObjectNotFoundError, CorruptedObjectError, StoreUnavailableError):
         return
     if manifest.run_id != run_id:
