@@ -15,14 +15,6 @@ from diloco_core import ConfigurationError, DiLoCo, in_process, plan_exchange
 BLOCK = 4096
 
 
-@pytest.fixture(params=[True, False], ids=["by keys", "by groups"], scope="module")
-def way(request):
-    """The way in which the largest values are found, whichever is the quicker one here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("diloco_core._codecs._largest._PARTITION_IS_QUICK", request.param)
-        yield
-
-
 def by_the_rules(block, k):
     """SparseLoCo's rules for the values of one block, one at a time."""
     chosen = sorted(range(len(block)), key=lambda index: -abs(block[index]))[:k]
@@ -42,7 +34,7 @@ def by_the_rules(block, k):
 
 @pytest.mark.parametrize("name", SPARSE)
 @pytest.mark.parametrize("numel", [1, 2, 31, 32, 33, 95, 96, 1000, BLOCK, BLOCK + 700, 3 * BLOCK])
-def test_it_decodes_to_what_the_rules_say(way, name, numel):
+def test_it_decodes_to_what_the_rules_say(name, numel):
     values = random(numel, numel)
     k = int(name.removeprefix("topk"))
     wanted = []
@@ -92,17 +84,8 @@ def assert_largest(name, values, k):
 
 @pytest.mark.parametrize("name", SPARSE)
 @given(rows=st.lists(blocks(), min_size=1, max_size=5))
-def test_the_largest_are_sent_whatever_the_values_are(way, name, rows):
+def test_the_largest_are_sent_whatever_the_values_are(name, rows):
     assert_largest(name, torch.stack(rows), int(name.removeprefix("topk")))
-
-
-def test_an_equal_value_whose_key_is_smaller_is_not_passed_over(way):
-    """All other keys between those of two equal values belong to smaller ones."""
-    bits = torch.full((1, 64), 0x3F800000, dtype=torch.int32)
-    bits[0, [0, -1]] = 0x3F800FFF
-    rows = bits.view(torch.float32)
-    assert_largest("topk64", rows, 1)
-    assert_largest("topk64", rows.flip(1).contiguous(), 1)
 
 
 def test_the_bytes():

@@ -8,7 +8,6 @@ from torch import nn
 from training_lab import fill, push
 
 from diloco_core import DiLoCo, Elastic, ManagerExchange, MockManager, StoreExchange, in_process
-from diloco_core._codecs._named import CODECS
 from diloco_core._store._open import open_store
 
 STORES = ("store", "sharded", "gather")
@@ -99,13 +98,6 @@ def live(model, inner, outer, *steps):
         for step in steps:
             step(model) if callable(step) else push(model, inner, outer.exchange.rank, step)
     return outer
-
-
-def as_sent(values, codec):
-    """What the others read of values that are sent with a codec."""
-    out = torch.empty_like(values)
-    CODECS[codec].decode(CODECS[codec].encode(values), out)
-    return out
 
 
 def at_once(act):

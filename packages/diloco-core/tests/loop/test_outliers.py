@@ -5,9 +5,10 @@ import math
 
 import pytest
 import torch
+from codecs_lab import decoded as as_sent
 from hypothesis import example, given
 from hypothesis import strategies as st
-from loop_lab import AVERAGING, KINDS, as_sent, exchanges, loop
+from loop_lab import AVERAGING, KINDS, exchanges, loop
 from training_lab import run
 
 from diloco_core import (
@@ -55,7 +56,7 @@ def decoded(learned, codec):
     found = []
     for each in learned:
         values = torch.tensor([value for tensor in each for value in tensor], dtype=torch.float64)
-        parts = as_sent(values, codec).split([len(tensor) for tensor in each])
+        parts = as_sent(codec, values).split([len(tensor) for tensor in each])
         found.append([part.tolist() for part in parts])
     return found
 

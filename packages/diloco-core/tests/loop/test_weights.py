@@ -5,9 +5,10 @@ from fractions import Fraction
 
 import pytest
 import torch
+from codecs_lab import decoded as as_sent
 from hypothesis import given
 from hypothesis import strategies as st
-from loop_lab import AVERAGING, KINDS, as_sent, exchanges, loop
+from loop_lab import AVERAGING, KINDS, exchanges, loop
 from simulated import Schedule, SimulatedTraining, simulate, violations
 from training_lab import run
 
@@ -59,7 +60,7 @@ def by_the_formulas(tokens, weight, steps, codec="plain"):
         for rank in range(len(tokens)):
             taken = range(first, min(first + EVERY, steps[rank]))
             delta = sum((gradient(rank, step) for step in taken), torch.zeros_like(values))
-            learned.append(as_sent(delta, codec))
+            learned.append(as_sent(codec, delta))
             weights.append(weigh(weight, len(taken), sum(tokens[rank][step] for step in taken)))
         shares.append([each / sum(weights) for each in weights])
         values = values - sum(float(a) * d for a, d in zip(shares[-1], learned, strict=True))

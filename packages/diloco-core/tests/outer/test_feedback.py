@@ -4,7 +4,8 @@ import logging
 
 import pytest
 import torch
-from loop_lab import KINDS, as_sent, exchanges, loop
+from codecs_lab import decoded as as_sent
+from loop_lab import KINDS, exchanges, loop
 from resuming_lab import REPLICAS, Experiment, equal
 from training_lab import fill, identical, push, run, values
 
@@ -49,7 +50,7 @@ def wanted(delay, alpha, decay):
                 offered = copy - flat(models[rank]) + decay * residuals[rank]
             # Shards are cut at multiples of 32 elements, so that blocks are the same in all of
             # them.
-            decoded.append(as_sent(offered, CODEC))
+            decoded.append(as_sent(CODEC, offered))
             residuals[rank] = offered - decoded[rank]
         copy = copy - 0.5 * (decoded[0] + decoded[1]) / 2
         for model in models:

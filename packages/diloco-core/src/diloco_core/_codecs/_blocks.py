@@ -58,14 +58,13 @@ class BlockCodec(ABC):
         """
         width = self.row_bytes(self.block)
         blocks, rest = divmod(values.numel(), self.block)
-        if blocks and not rest:
-            return [(values.view(blocks, self.block), data.view(blocks, width))]
         end = blocks * self.block
         matrices = []
         if blocks:
             whole = data[: blocks * width].view(blocks, width)
             matrices.append((values[:end].view(blocks, self.block), whole))
-        matrices.append((values[end:].view(1, rest), data[blocks * width :].view(1, -1)))
+        if rest:
+            matrices.append((values[end:].view(1, rest), data[blocks * width :].view(1, -1)))
         return matrices
 
     @abstractmethod
@@ -110,11 +109,3 @@ def work(which: int, rows: torch.Tensor) -> torch.Tensor:
         if buffer.nbytes <= _KEPT_BYTES:
             _work.buffers[which] = buffer
     return buffer[: rows.numel()].view(rows.shape)
-
-
-def copied(data: torch.Tensor) -> torch.Tensor:
-    """Return a copy in memory of its own.
-
-    So it can be viewed as another dtype, wherever in a file the data begin.
-    """
-    return data.clone(memory_format=torch.contiguous_format)

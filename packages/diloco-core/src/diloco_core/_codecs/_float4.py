@@ -81,12 +81,8 @@ class E2M1(BlockCodec):
         scale = (exponent << _MANTISSA_BITS).view(torch.float32)
         scale.masked_fill_(exponent == _NOT_A_NUMBER, torch.nan)
         codes = data[:, _SCALE_BYTES:].to(torch.int32)
-        if out.shape[1] % 2 == 0 and out.storage_offset() % 2 == 0:
-            torch.index_select(self._pairs, 0, codes.view(-1), out=out.view(torch.int64).view(-1))
-            out.mul_(scale)
-        else:
-            pairs = self._pairs[codes].view(torch.float32)
-            torch.mul(pairs[:, : out.shape[1]], scale, out=out)
+        pairs = self._pairs.index_select(0, codes.view(-1)).view(torch.float32)
+        torch.mul(pairs.view(len(out), -1)[:, : out.shape[1]], scale, out=out)
 
     def _codes(self, magnitudes: torch.Tensor) -> torch.Tensor:
         """Return scaled magnitudes as codes: int8 from 0 to 7.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ._blocks import BlockCodec
-from ._largest import largest
+from ._blocks import BlockCodec, work
 
 _BLOCK = 4096
 _BINS = 4
@@ -14,6 +13,9 @@ _TABLE_BYTES = 4 * _BINS
 # A bin has the width of 6 standard deviations divided by the number of bins.
 _SIGMAS = 6.0
 _TINY = np.finfo(np.float32).tiny
+# For each value that is chosen, a block is cut into so many groups. With more of them, fewer
+# candidates are left.
+_GROUPS = 4
 
 
 class TopK(BlockCodec):
@@ -57,7 +59,7 @@ class TopK(BlockCodec):
         """Choose values, and find their bins and the mean of each bin."""
         blocks, numel = rows.shape
         k = self._sent(numel)
-        chosen, largest_values = largest(rows, k)
+        chosen, largest_values = _largest(rows, k)
         # A column for each block, so that the numbers of all blocks are added at once.
         values = largest_values.T.astype(np.float64, order="C")
         bins, table = _quantized(values)
@@ -81,6 +83,55 @@ class TopK(BlockCodec):
         row = np.arange(blocks)[:, None]
         values = table.reshape(-1)[_unpack_bins(encoded[:, end:], k) + _BINS * row]
         out.zero_().numpy().reshape(-1)[positions + numel * row] = values
+
+
+def _largest(rows: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places and the values of the k largest magnitudes in each row of a matrix.
+
+    NaN counts as larger than any number. Among equal magnitudes, ``torch.topk`` chooses. It would
+    take seven times as long for all rows, so numpy finds most of the values.
+
+    Args:
+        rows: The blocks, contiguous float32 ``(blocks, elements)``.
+        k: How many values of each block are chosen, at least 1 and at most all.
+
+    Returns:
+        The indices of the chosen values in the flat matrix, in ascending order, int64
+        ``(blocks, k)``, and the values, float32 of the same shape.
+    """
+    blocks, numel = rows.shape
+    if numel % (_GROUPS * k):  # the row cannot be cut into equal groups
+        chosen = _by_topk(rows, k)
+        return chosen, rows.numpy().reshape(-1)[chosen]
+    # The bits of positive numbers are in the order of the numbers, with NaN at the end.
+    bits = torch.abs(rows, out=work(0, rows)).view(torch.int32)
+    # At least k values are as large as the k-th largest of the groups' maxima, and few others are.
+    maxima = bits.view(blocks, -1, _GROUPS * k).amax(1).numpy()
+    matrix = bits.numpy()
+    candidates = np.flatnonzero(matrix >= np.partition(maxima, -k, 1)[:, -k, None])
+    magnitudes = matrix.reshape(-1)[candidates]
+    counts = np.diff(np.searchsorted(candidates, np.arange(blocks + 1) * numel))
+    # A row for each block, filled up with what is smaller than any magnitude.
+    table = np.full((blocks, counts.max()), -1, np.int32)
+    table[np.arange(table.shape[1]) < counts[:, None]] = magnitudes
+    least = np.partition(table, -k, 1)[:, -k, None]
+    chosen = candidates[magnitudes >= np.repeat(least, counts)]
+    # In other rows, more than k values are as large as the k-th largest one.
+    clear = (table >= least).sum(1) == k
+    if not clear.all():
+        found, unclear = chosen, np.flatnonzero(~clear)
+        chosen = np.empty((blocks, k), np.int64)
+        chosen[clear] = found[clear[found // numel]].reshape(-1, k)
+        again = _by_topk(rows[torch.from_numpy(unclear)], k)
+        chosen[unclear] = again + (unclear - np.arange(len(unclear)))[:, None] * numel
+    chosen = chosen.reshape(blocks, k)
+    return chosen, rows.numpy().reshape(-1)[chosen]
+
+
+def _by_topk(rows: torch.Tensor, k: int) -> np.ndarray:
+    blocks, numel = rows.shape
+    order = torch.abs(rows).topk(k, 1, sorted=False).indices.sort(1).values
+    return order.numpy() + np.arange(blocks)[:, None] * numel
 
 
 def _quantized(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
