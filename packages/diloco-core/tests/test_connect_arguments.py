@@ -45,7 +45,7 @@ class TestArguments:
         monkeypatch.setattr(
             "diloco_core._connect.open_store", lambda *_, **__: pytest.fail("opened")
         )
-        monkeypatch.setattr("diloco_core._store._transfer.most_files", lambda: 1024)
+        monkeypatch.setattr("resource.getrlimit", lambda _: (1024, 2048))
         for value in WRONG[name]:
             told = "connections" if isinstance(value, Transfer) else name
             with pytest.raises(ConfigurationError, match=told):

@@ -206,21 +206,21 @@ def test_a_temporary_folder_that_is_full_leaves_nothing(s3fs, small_s3, tmp_path
 
 
 def test_room_in_the_temporary_folder_is_waited_for(s3fs, small_s3, tmp_path, monkeypatch):
-    real, tries = os.pwrite, []
+    real, tries = os.write, []
 
-    def full(descriptor, data, offset):
-        tries.append(offset)
+    def full(descriptor, data):
+        tries.append(len(data))
         if len(tries) in {2, 4}:
-            return real(descriptor, data[:1000], offset)
+            return real(descriptor, data[:1000])
         if len(tries) < 6:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return real(descriptor, data, offset)
+        return real(descriptor, data)
 
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "write", full)
     s3fs.put("large", [b"a" * PART_BYTES, b"b" * PART_BYTES])
     assert len(tries) == 7
     assert small_s3.objects["run/large"] == b"a" * PART_BYTES + b"b" * PART_BYTES
-    monkeypatch.setattr(os, "pwrite", lambda *_: full(tries.clear(), b"", 0))
+    monkeypatch.setattr(os, "write", lambda *_: full(tries.clear(), b""))
     s3fs.patience = 0.0
     told = r"folder for temporary files.*No space left.*TMPDIR"
     with pytest.raises(StoreUnavailableError, match=told) as caught:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from diloco_protocol.telemetry import history_seconds, live_seconds
 
@@ -284,13 +284,7 @@ def plan_exchange(
         telemetry_puts=puts,
         telemetry_cost=replicas * puts * store.put_price,
     )
-    if not math.isfinite(
-        plan.seconds
-        + plan.bytes_sent
-        + plan.bytes_received
-        + plan.cost
-        + plan.memory_bytes
-        + plan.telemetry_cost
-    ):
+    _, *numbers = astuple(plan)
+    if not all(map(math.isfinite, numbers)):
         raise OverflowError("a number of the plan")
     return plan

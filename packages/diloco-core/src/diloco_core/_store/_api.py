@@ -264,8 +264,7 @@ def check_size(store: Store, size: int) -> None:
         ConfigurationError: The fragment is too large; the error says into how many to cut it.
     """
     # The header and the checksums take far less than a hundredth of a contribution.
-    most = math.inf if store.largest is None else 0.99 * store.largest
-    if store.largest is not None and size > most:
+    if store.largest is not None and size > (most := 0.99 * store.largest):
         raise ConfigurationError(
             f"a fragment of {size / 1e9:.0f} GB is too large for one object in {store.uri}, which "
             f"can have at most {store.largest / 1e9:.0f} GB: cut it into "

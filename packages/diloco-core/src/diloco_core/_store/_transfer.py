@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from dataclasses import dataclass, field
+import resource
+from dataclasses import dataclass
 
 from .._checks import whole
 from .._errors import ConfigurationError
@@ -49,31 +49,13 @@ class Transfer:
             process. The error names it, what was given and what would work.
     """
 
-    connections: int = field(default_factory=lambda: CONNECTIONS)
-    block_bytes: int = field(default_factory=lambda: BLOCK_BYTES)
-    budget_bytes: int = field(default_factory=lambda: BUDGET_BYTES)
+    connections: int = CONNECTIONS
+    block_bytes: int = BLOCK_BYTES
+    budget_bytes: int = BUDGET_BYTES
 
     def __post_init__(self) -> None:
         for name in ("connections", "block_bytes", "budget_bytes"):
             object.__setattr__(self, name, whole(name, getattr(self, name)))
-        self._check_memory()
-
-    def check(self) -> None:
-        """Refuse more connections than this process can open.
-
-        Raises:
-            ConfigurationError: There are too many. The error says how many there were and how many
-                would work.
-        """
-        files = most_files()
-        if files is not None and self.connections > files // 2:
-            raise ConfigurationError(
-                f"connections must be at most {files // 2}, not {self.connections}: each one needs "
-                f"a file descriptor, and half of the {files} that this process may have are kept "
-                "for everything else. Use fewer connections, or raise the limit (ulimit -n)."
-            )
-
-    def _check_memory(self) -> None:
         if self.block_bytes < _LEAST_BLOCK_BYTES:
             raise ConfigurationError(
                 f"block_bytes must be at least {_LEAST_BLOCK_BYTES} (64 KiB), not "
@@ -88,6 +70,21 @@ class Transfer:
                 f"budget_bytes must be at least {least}, not {self.budget_bytes}: it has to hold "
                 f"two blocks ({self.block_bytes} bytes each) and two parts of an upload "
                 f"({PART_BYTES} bytes each).{advice}"
+            )
+
+    def check(self) -> None:
+        """Refuse more connections than this process can open.
+
+        Raises:
+            ConfigurationError: There are too many. The error says how many there were and how many
+                would work.
+        """
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if files != resource.RLIM_INFINITY and self.connections > files // 2:
+            raise ConfigurationError(
+                f"connections must be at most {files // 2}, not {self.connections}: each one needs "
+                f"a file descriptor, and half of the {files} that this process may have are kept "
+                "for everything else. Use fewer connections, or raise the limit (ulimit -n)."
             )
 
     def gather_budget(self) -> int:
@@ -107,16 +104,6 @@ class Transfer:
     def least_upload(self) -> int:
         """Bytes that one upload may hold even if less of the budget is free."""
         return self.budget_bytes // 2
-
-
-def most_files() -> int | None:
-    """Return how many file descriptors this process may have; None without a known limit."""
-    with contextlib.suppress(ImportError):  # Windows
-        import resource
-
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return None if limit == resource.RLIM_INFINITY else limit
-    return None
 
 
 def creates_at_once(transfer: Transfer) -> int:

@@ -64,13 +64,11 @@ class Sending(NamedTuple):
         exclusive: Whether it is written only if the key does not exist.
         attempt: Calls a function until it succeeds, for steps that can be repeated, and returns
             what it returns.
-        patience: For how many seconds steps are repeated that only the driver can repeat.
         at_once: The number of parts that are sent at the same time.
     """
 
     exclusive: bool
     attempt: Callable[[Callable[[], Any]], Any]
-    patience: float
     at_once: int
 
 

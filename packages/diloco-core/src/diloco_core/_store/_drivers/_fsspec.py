@@ -8,7 +8,7 @@ import functools
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import fsspec
@@ -99,9 +99,12 @@ class FsspecDriver:
             data = b"".join(blocks)
             attempt(lambda: self._pipe(key, data, exclusive))
             return
-        with _spooled(key, blocks, attempt) as (file, size):
-            options = _parts_of(size, sending.at_once) if self._in_parts else {}
-            attempt(lambda: self._fs.put_file(file, self._path(key), **_mode(exclusive), **options))
+        with _spooled(key, blocks) as (file, size):
+            options: dict[str, Any] = dict(_mode(exclusive))
+            if self._in_parts:  # how s3fs is to cut the upload
+                options["chunksize"] = max(PART_BYTES, -(-size // MOST_PARTS))
+                options["max_concurrency"] = sending.at_once
+            attempt(lambda: self._fs.put_file(file, self._path(key), **options))
 
     def get(self, key: str, largest: int) -> Buffer:
         """Read a whole object: first its beginning, then the rest if that is not too large.
@@ -301,55 +304,35 @@ def _limits(scheme: str, connections: int) -> dict[str, Any]:
     return {}
 
 
-class TemporaryFolderFullError(Exception):
-    """The folder for temporary files is full at the moment. Never leaves the store."""
-
-
 @contextlib.contextmanager
-def _spooled(
-    key: str, blocks: Iterator[Buffer], attempt: Callable[..., None]
-) -> Iterator[tuple[str, int]]:
+def _spooled(key: str, blocks: Iterator[Buffer]) -> Iterator[tuple[str, int]]:
     """Write the blocks to a temporary file. The context is its path and its size in bytes.
 
-    If the disk is full, this waits until there is room. The file is removed at the end.
+    The file is removed at the end.
+
+    Raises:
+        StoreUnavailableError: The folder for temporary files cannot hold it. If that is full, there
+            may be room later.
     """
     with contextlib.ExitStack() as stack:
+        size = 0
         try:
             file = stack.enter_context(
                 tempfile.NamedTemporaryFile(prefix="diloco-upload-", buffering=0)
             )
+            for block in blocks:
+                unwritten = memoryview(block)
+                size += len(unwritten)
+                while unwritten:
+                    unwritten = unwritten[os.write(file.fileno(), unwritten) :]
         except OSError as error:
-            raise StoreUnavailableError(_not_held(key, error)) from error
-        size = 0
-        for block in blocks:
-            attempt(functools.partial(_write_at, key, file.fileno(), size, block))
-            size += len(block)
+            raise StoreUnavailableError(
+                f"cannot write object {key!r}: it is first written to the folder for temporary "
+                f"files, which cannot hold it ({error.strerror or error}). Nothing was sent. Make "
+                "room there, or set TMPDIR to another folder.",
+                anew=error.errno in FULL,
+            ) from error
         yield file.name, size
-
-
-def _write_at(key: str, descriptor: int, offset: int, block: Buffer) -> None:
-    unwritten = memoryview(block)
-    while unwritten:
-        try:
-            count = os.pwrite(descriptor, unwritten, offset)
-        except OSError as error:
-            if error.errno in FULL:
-                raise TemporaryFolderFullError(_not_held(key, error)) from error
-            raise StoreUnavailableError(_not_held(key, error)) from error
-        offset, unwritten = offset + count, unwritten[count:]
-
-
-def _not_held(key: str, error: OSError) -> str:
-    return (
-        f"cannot write object {key!r}: it is first written to the folder for temporary files, "
-        f"which cannot hold it ({error.strerror or error}). Nothing was sent. Make room there, or "
-        "set TMPDIR to another folder."
-    )
-
-
-def _parts_of(size: int, at_once: int) -> dict[str, int]:
-    """Options that say how s3fs is to cut an upload."""
-    return {"chunksize": max(PART_BYTES, -(-size // MOST_PARTS)), "max_concurrency": at_once}
 
 
 def _mode(exclusive: bool) -> dict[str, str]:

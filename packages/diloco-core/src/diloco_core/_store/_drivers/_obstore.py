@@ -7,7 +7,6 @@ import re
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
 from html import unescape
 from typing import TYPE_CHECKING
 
@@ -58,6 +57,8 @@ _OF_CREDENTIALS = re.compile(
     r"https?://([^/]+/latest/(api/token$|meta-data/iam/)|169\.254\.170\.\d+|sts\.[a-z0-9.-]*amazonaws\.)"
 )
 _LONGEST_BODY = 300
+# obstore looks for these anywhere in some answers with status 200, and keys are in such answers.
+_TAKEN_FOR_ERRORS = ("SlowDown", "InternalError")
 
 
 class ObstoreDriver:
@@ -92,6 +93,11 @@ class ObstoreDriver:
             raise ConfigurationError(
                 f"{redact_uri(uri)!r} names no bucket: write s3://bucket/folder"
             )
+        if any(name in prefix for name in _TAKEN_FOR_ERRORS):
+            raise ConfigurationError(
+                f"{redact_uri(uri)!r} holds {' or '.join(_TAKEN_FOR_ERRORS)}: obstore takes "
+                "answers that repeat it for errors. Write fsspec+s3://, or use another prefix."
+            )
         check_endpoint("s3", empty=False)
         _check_process(uri)
         self._obstore = obstore
@@ -111,6 +117,8 @@ class ObstoreDriver:
             why = "there are no credentials, "
             raise cannot_open(uri, error, why) from without_secrets_in(error, uri)
 
+        endpoints = [os.environ.get(name, "") for name in S3_ENDPOINTS]
+
         def connect(limits: ClientConfig, retries: RetryConfig | None = None) -> S3Store:
             try:
                 return S3Store(
@@ -121,7 +129,8 @@ class ObstoreDriver:
                     unsigned_payload=True,
                     client_options={
                         "connect_timeout": _CONNECT,
-                        "allow_http": _plain_http(),
+                        # An endpoint without TLS is only used where it is named as such.
+                        "allow_http": any(url.startswith("http://") for url in endpoints),
                         **limits,
                     },
                     retry_config=retries or {"max_retries": 0},
@@ -134,25 +143,20 @@ class ObstoreDriver:
         self._little = connect({"timeout": _ANSWER})
         self._down = connect({"timeout": _TRANSFER, "read_timeout": _ANSWER})
         self._up = connect({"timeout": _TRANSFER})
-        # The parts of an upload can only be sent again by obstore, and its patience cannot be
-        # changed later. It starts anew after each part that has succeeded, so the number of retries
-        # is hardly limited.
+        # The parts of an upload can only be sent again by obstore. After this time, which begins
+        # anew with each part that has succeeded, the whole object is sent again. So the number of
+        # retries is hardly limited.
         backoff: BackoffConfig = {
             "init_backoff": timedelta(seconds=0.2),
             "max_backoff": timedelta(seconds=5),
             "base": 2,
         }
-        self._uploads = {
-            seconds: connect(
-                {"timeout": _TRANSFER},
-                {
-                    "max_retries": 10_000,
-                    "retry_timeout": timedelta(seconds=seconds),
-                    "backoff": backoff,
-                },
-            )
-            for seconds in (60, 300, 1800, 7200)
+        retries: RetryConfig = {
+            "max_retries": 10_000,
+            "retry_timeout": timedelta(seconds=60),
+            "backoff": backoff,
         }
+        self._in_parts = connect({"timeout": _TRANSFER}, retries)
 
     def put(self, key: str, data: Buffer, *, exclusive: bool) -> None:
         """Write a small object."""
@@ -171,27 +175,9 @@ class ObstoreDriver:
                 )
             )
         else:
-            long_enough = [seconds for seconds in self._uploads if seconds >= sending.patience]
-            store = self._uploads[min(long_enough, default=max(self._uploads))]
-            try:
-                self._obstore.put(
-                    store, key, blocks, chunk_size=PART_BYTES, max_concurrency=sending.at_once
-                )
-            except Exception:
-                # The last answer may have been lost, or have said that there is no such upload any
-                # more, after the object was written: only the object can tell.
-                if not blocks.all or not sending.attempt(partial(self._holds, key, blocks)):
-                    raise
-
-    def _holds(self, key: str, sent: UploadBlocks) -> bool:
-        """Say whether the object is what was sent."""
-        try:
-            size = self._obstore.head(self._little, key)["size"]
-            starts = range(0, size if size == sent.size else 0, PART_BYTES)
-            ranges = ((start, min(start + PART_BYTES, size)) for start in starts)
-            return sent.is_same(self.range(key, *bounds) for bounds in ranges)
-        except FileNotFoundError:
-            return False
+            self._obstore.put(
+                self._in_parts, key, blocks, chunk_size=PART_BYTES, max_concurrency=sending.at_once
+            )
 
     def get(self, key: str, largest: int) -> Buffer:
         """Read a whole object; its size is known before its bytes are read."""
@@ -247,11 +233,7 @@ class ObstoreDriver:
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects, a thousand with one request."""
-        try:
-            self._obstore.delete(self._little, keys)
-        except self._errors.GenericError as error:
-            if not _is_success(error):
-                raise
+        self._obstore.delete(self._little, keys)
 
     def judge(self, error: Exception) -> tuple[Verdict, str]:
         """Return what an error means."""
@@ -267,22 +249,16 @@ class ObstoreDriver:
         if isinstance(error, self._errors.UnauthenticatedError) and status is None:
             return Verdict.EXPIRED, message  # raised by the provider of the credentials
         if url is not None and _OF_CREDENTIALS.match(url[1]):
-            return (
-                Verdict.EXPIRED,
-                f"{message} (obstore asks there for credentials, since the environment holds "
-                "none; for a profile, SSO or a credential process, install botocore, or use "
-                "fsspec+s3://)",
+            advice = (
+                "obstore asks there for credentials, since the environment holds none; for a "
+                "profile, SSO or a credential process, install botocore, or use fsspec+s3://"
             )
+            return Verdict.EXPIRED, f"{message} ({advice})"
         if "Received redirect without LOCATION" in message:
             return Verdict.WRONG_PLACE, message
         if isinstance(error, self._errors.InvalidPathError):
-            return (
-                Verdict.PERMANENT,
-                (
-                    f"{message}. Remove that object, which does not belong to the run, or use "
-                    "fsspec+s3://"
-                ),
-            )
+            advice = "Remove that object, which does not belong to the run, or use fsspec+s3://"
+            return Verdict.PERMANENT, f"{message}. {advice}"
         verdict = verdict_of(status, code)
         if verdict is not None:
             return verdict, message
@@ -330,22 +306,3 @@ def _sentence(body: str) -> tuple[str | None, str]:
         return None, shown if len(shown) <= _LONGEST_BODY else f"{shown[:_LONGEST_BODY]}..."
     words = f" ({unescape(' '.join(sentence[1].split()))})" if sentence and sentence[1] else ""
     return code[1], f"{code[1]}{words}"
-
-
-def _is_success(error: Exception) -> bool:
-    """Say whether an answer is only taken for an error since a key in it holds the name of one.
-
-    obstore looks for "SlowDown" and "InternalError" anywhere in some answers with status 200.
-    """
-    answer = _answer(error)
-    return (
-        answer is not None
-        and answer["status"] is None
-        and "<Error>" not in answer["body"]
-        and "<DeleteResult" in answer["body"]
-    )
-
-
-def _plain_http() -> bool:
-    """Say whether the environment names an endpoint without TLS, so that plain HTTP is intended."""
-    return any(os.environ.get(name, "").startswith("http://") for name in S3_ENDPOINTS)

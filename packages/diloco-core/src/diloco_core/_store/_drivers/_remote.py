@@ -208,7 +208,7 @@ class RemoteStore:
         with self.background.room(self.driver.copies or copies) as at_once:
             try:
                 attempt = partial(self._do, verb, key)
-                sending = Sending(verb == "create", attempt, self.patience, at_once)
+                sending = Sending(verb == "create", attempt, at_once)
                 self.driver.upload(key, source, sending)
             except Exception as error:
                 if source.error is not None:

@@ -1,11 +1,9 @@
-"""Cut uploads into blocks, and remember what was sent."""
+"""Cut uploads into blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Any
-
-import xxhash
 
 from .._api import Buffer
 from ._blocks import new_buffer
@@ -17,44 +15,28 @@ _SMALL = 2**16
 
 
 class UploadBlocks(Iterator[Any]):
-    """Yield the blocks of an upload, and note what shows later whether they arrived.
+    """Yield the blocks of an upload.
 
     Attributes:
         error: The error that making them has raised, since a driver may wrap it in its own.
-        size: Bytes so far.
-        all: Whether that was all.
     """
 
     def __init__(self, blocks: Iterator[Buffer], first: Buffer | None = None) -> None:
         self.error: BaseException | None = None
-        self.size = 0
-        self.all = False
         self._first = first
         self._blocks = blocks
-        self._digest = xxhash.xxh3_128()
 
     def __next__(self) -> Buffer:
-        block, self._first = self._first, None
-        if block is None:
-            try:
-                block = next(self._blocks)
-            except StopIteration:
-                self.all = True
-                raise
-            except BaseException as error:
-                self.error = error
-                raise
-        self.size += len(block)
-        self._digest.update(block)
-        return block
-
-    def is_same(self, blocks: Iterable[Buffer]) -> bool:
-        """Say whether these blocks have the same bytes as those so far."""
-        digest, size = xxhash.xxh3_128(), 0
-        for block in blocks:
-            size += len(block)
-            digest.update(block)
-        return size == self.size and digest.digest() == self._digest.digest()
+        block, self._first = self._first, None  # it is let go as soon as it was sent
+        if block is not None:
+            return block
+        try:
+            return next(self._blocks)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self.error = error
+            raise
 
 
 def blocks_of(parts: Iterable[Buffer], size: int) -> Iterator[memoryview]:
