@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diloco_core import SyncReport
-from diloco_core._arithmetic._clip import Clipped
-from diloco_core._errors import ConfigurationError
+from diloco_core import Clipped, ConfigurationError, SyncReport
 from diloco_core._exchange._history import HistoryLines
 from diloco_core._exchange._telemetry import Logged, line_of
 from diloco_protocol.telemetry import (

@@ -116,11 +116,11 @@ def conclude(
             )
     for ending in failed:
         if ending.cause_rank == rank:
-            report = (
+            return ReplicaLostError(
                 f"rank {ending.rank} has counted this replica (rank {rank}) as lost after "
-                f"{ending.progress}"
+                f"{ending.progress}: {ending.message}",
+                ending.rank,
             )
-            return ReplicaLostError(f"{report}: {ending.message}", ending.rank)
     for ending in failed:
         # If the cause is a replica that left after the present sync, the failure was in a later
         # sync and does not matter here.

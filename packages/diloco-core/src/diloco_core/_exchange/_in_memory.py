@@ -10,11 +10,12 @@ from .._arithmetic._contribution import Contribution, shares
 from .._arithmetic._rate import chosen
 from .._arithmetic._sharded import Scratch, Source, check_contribution
 from .._arithmetic._sync_job import SyncJob
-from .._errors import ConfigurationError, MismatchError
+from .._checks import whole
+from .._errors import ConfigurationError, MismatchError, SyncError
 from .._timing import Timing, limits_given
 from ._base import Exchange, Schema
 from ._endings import Progress
-from ._pending import Syncs
+from ._pending import Guard, Pending, Steps, Syncs
 from ._report import SyncReport
 from ._schemas import compare_schemas
 
@@ -29,7 +30,8 @@ class ExchangeInMemory(Exchange):
         chunk_bytes: Number of bytes handled at once.
 
     Raises:
-        ConfigurationError: A limit is given that has no effect here.
+        ConfigurationError: A limit is given that has no effect here, or ``chunk_bytes`` is not a
+            whole number of at least 1.
     """
 
     _limits: tuple[str, ...] = ()  # those that it asks for
@@ -42,8 +44,8 @@ class ExchangeInMemory(Exchange):
         self.rank = rank
         self.world_size = world_size
         self._timing = timing
-        self._chunk_bytes = chunk_bytes
-        self._scratch = Scratch(chunk_bytes)
+        self._chunk_bytes = whole("chunk_bytes", chunk_bytes)
+        self._scratch = Scratch(self._chunk_bytes)
         self._schema: Schema | None = None
         self._progress = Progress()
         self._syncs = Syncs()
@@ -71,6 +73,27 @@ class ExchangeInMemory(Exchange):
     def shards(self, size: int) -> int:  # noqa: ARG002 - the signature of Exchange
         """The number of shards: one per replica."""
         return self.world_size
+
+    def _begun(self, job: SyncJob, guard: Guard) -> Pending:
+        """Run the first half of a sync; see :meth:`.Syncs.begin`.
+
+        Raises:
+            SyncError: This exchange has not joined its run yet, or has ended.
+        """
+        if self._ended:
+            raise SyncError(
+                "this exchange has ended: its replica has left or failed. Make another exchange "
+                "for another run."
+            )
+        if self._schema is None:
+            raise SyncError(
+                "this exchange has not joined its run yet: call join() before the first sync"
+            )
+        return self._syncs.begin(job.name, self._sync(job), guard)
+
+    @abstractmethod
+    def _sync(self, job: SyncJob) -> Steps:
+        """Carry out a sync; yields once, between its halves."""
 
     def _prepare(self, job: SyncJob) -> None:
         """Check what this replica contributes, and measure it."""

@@ -18,23 +18,6 @@ Steps = Generator[None, None, "SyncReport"]
 Guard = Callable[[], AbstractContextManager[object]]
 
 
-def check_usable(*, joined: bool, ended: bool) -> None:
-    """Refuse a sync on an exchange that has not joined its run yet, or has ended.
-
-    Raises:
-        SyncError: It has not joined, or it has ended.
-    """
-    if ended:
-        raise SyncError(
-            "this exchange has ended: its replica has left or failed. Make another exchange for "
-            "another run."
-        )
-    if not joined:
-        raise SyncError(
-            "this exchange has not joined its run yet: call join() before the first sync"
-        )
-
-
 class GivenUpError(SyncError):
     """The replica does not want the result of the sync any more.
 
@@ -147,17 +130,13 @@ class _Halves:
         self._ended = ended
 
     def finish(self) -> SyncReport:
-        self._check()
+        if self.over:
+            raise SyncError(f"the sync of {self.name} is over: begin another one")
         with self.at_work():
             try:
                 next(self._steps)
             except StopIteration as end:
                 report: SyncReport = end.value
-            else:
-                raise RuntimeError(
-                    f"the sync of {self.name} yields twice, but must yield once, between its two "
-                    "halves"
-                )
         self._ended()
         return report
 
@@ -172,7 +151,3 @@ class _Halves:
             raise
         finally:
             self.thread = 0
-
-    def _check(self) -> None:
-        if self.over:
-            raise SyncError(f"the sync of {self.name} is over: begin another one")

@@ -20,14 +20,13 @@ from .._arithmetic._layout import Piece, Rule
 from .._arithmetic._reduction import mean
 from .._arithmetic._sharded import Source, as_sent
 from .._arithmetic._sync_job import SyncJob
-from .._checks import whole
 from .._errors import ConfigurationError, NonFiniteUpdateError, SyncError, SyncTimeoutError
 from .._terms._support import Support
 from .._timing import Timing
 from ._base import Schema
 from ._endings import Ending, conclude, failure
 from ._in_memory import ExchangeInMemory
-from ._pending import Pending, Steps, check_usable
+from ._pending import Pending, Steps
 
 GROUP_CHUNK_BYTES = 4 * 2**20
 """Default bytes of a chunk: many for the latency of a message, few compared with a model."""
@@ -67,7 +66,6 @@ class ProcessGroupExchange(ExchangeInMemory):
             raise ConfigurationError(
                 "there is no process group: call torch.distributed.init_process_group() first"
             )
-        whole("chunk_bytes", chunk_bytes)
         chosen = group if group is not None else dist.group.WORLD
         if chosen is None or dist.get_rank(chosen) < 0:
             raise ConfigurationError(
@@ -100,8 +98,7 @@ class ProcessGroupExchange(ExchangeInMemory):
     # A replica that leaves tells all at once
     def begin(self, job: SyncJob, *, last: bool = False) -> Pending:  # noqa: ARG002
         """Do nothing yet: ``finish()`` does the whole sync, since collectives need all replicas."""
-        check_usable(joined=self._schema is not None, ended=self._ended)
-        return self._syncs.begin(job.name, self._sync(job), partial(self._guarded, job))
+        return self._begun(job, partial(self._guarded, job))
 
     def leave(self) -> None:
         """Tell the others that this replica is done; repeatable."""
@@ -154,38 +151,36 @@ class ProcessGroupExchange(ExchangeInMemory):
         waited = clock() - ready
         sent = received = 0
         for shard in range(layout.shards):
-            owner = shard % self.world_size
             for chunk in layout.chunks(shard, self._chunk_bytes):
-                size = layout.piece_bytes(chunk)
-                self._reduce(job, chunk, owner)
+                # What all take from rank 0 need not be gathered: it only has to be broadcast.
                 from_rank_zero = layout.groups[chunk.group].rule is Rule.FIRST
-                contributed = int(self.rank == 0) if from_rank_zero else 1
+                owner = 0 if from_rank_zero else shard % self.world_size
+                self._reduce(job, chunk, owner)
+                size = layout.piece_bytes(chunk)
+                gathered = 0 if from_rank_zero else size
                 if self.rank == owner:
-                    received += size * (int(owner != 0) if from_rank_zero else self.world_size - 1)
                     sent += size
+                    received += gathered * (self.world_size - 1)
                 else:
-                    sent += size * contributed
+                    sent += gathered
                     received += size
         self._check_all()
         return self._finished(job, sent=sent, received=received, waited=waited, since=start)
 
     def _reduce(self, job: SyncJob, chunk: Piece, owner: int) -> None:
         """Gather a chunk at its owner, sum it in rank order, update it, broadcast and adopt it."""
-        layout = job.layout
-        from_rank_zero = layout.groups[chunk.group].rule is Rule.FIRST
-        buffer = self._scratch.tensor(0, layout, chunk)
-        contribution = None if from_rank_zero and self.rank else as_sent(job)(chunk, buffer)
-        gathered = [] if from_rank_zero else self._gathered(contribution, owner)
-        values = self._target(job, chunk)
+        sources: list[Source] = [
+            partial(_moved, part) for part in self._gathered(job, chunk, owner)
+        ]
+        values = job.destination(chunk)
+        if values is None:
+            values = self._scratch.tensor(1, job.layout, chunk)
         try:
-            total = (
-                self._from_rank_zero(contribution, buffer, owner)
-                if from_rank_zero
-                else self._mean(job, chunk, gathered)
-            )
-            if total is not None:
+            if sources:
+                clipped, number = self._clipped(sources), self._progress.next
+                total = mean(job, chunk, clipped, self._scratch, number, self._shares)
                 values = job.update(chunk, total).contiguous()
-                job.check_update(chunk, values, self._progress.next)
+                job.check_update(chunk, values, number)
         except NonFiniteUpdateError as error:
             # The others are waiting for this chunk; they learn of the error at the end.
             self._refused = self._refused or error
@@ -205,14 +200,14 @@ class ProcessGroupExchange(ExchangeInMemory):
             )
             raise NonFiniteUpdateError(*next(other for other in refusals if other is not None))
 
-    def _target(self, job: SyncJob, chunk: Piece) -> torch.Tensor:
-        """The tensor that receives the new values of a chunk."""
-        destination = job.destination(chunk)
-        return self._scratch.tensor(1, job.layout, chunk) if destination is None else destination
-
-    def _gathered(self, contribution: torch.Tensor | None, owner: int) -> list[torch.Tensor]:
+    def _gathered(self, job: SyncJob, chunk: Piece, owner: int) -> list[torch.Tensor]:
         """All contributions to a chunk, in rank order; empty if this replica is not its owner."""
-        assert contribution is not None  # all replicas contribute to values that are summed
+        from_rank_zero = job.layout.groups[chunk.group].rule is Rule.FIRST
+        if from_rank_zero and self.rank:
+            return []
+        contribution = as_sent(job)(chunk, self._scratch.tensor(0, job.layout, chunk))
+        if from_rank_zero:
+            return [contribution]
         out = contribution.to(self._device).contiguous()
         parts = (
             [torch.empty_like(out) for _ in range(self.world_size)] if self.rank == owner else None
@@ -220,29 +215,6 @@ class ProcessGroupExchange(ExchangeInMemory):
         messages = None if parts is None else [_bytes(part) for part in parts]
         dist.gather(_bytes(out), messages, dst=self._global(owner), group=self._group)
         return parts or []
-
-    def _mean(self, job: SyncJob, chunk: Piece, parts: list[torch.Tensor]) -> torch.Tensor | None:
-        sources: list[Source] = [partial(_moved, part) for part in parts]
-        if not sources:
-            return None
-        return mean(
-            job, chunk, self._clipped(sources), self._scratch, self._progress.next, self._shares
-        )
-
-    def _from_rank_zero(
-        self, contribution: torch.Tensor | None, buffer: torch.Tensor, owner: int
-    ) -> torch.Tensor | None:
-        """Rank 0's contribution to a chunk, at its owner; None at the other replicas."""
-        if owner == 0:
-            return contribution
-        if self.rank == 0 and contribution is not None:
-            message = _bytes(contribution.to(self._device).contiguous())
-            dist.send(message, self._global(owner), group=self._group)
-        if self.rank != owner:
-            return None
-        values = torch.empty_like(buffer, device=self._device)
-        dist.recv(_bytes(values), self._global(0), group=self._group)
-        return buffer.copy_(values)
 
     def _broadcast(self, values: torch.Tensor, owner: int) -> torch.Tensor:
         if values.device == self._device:

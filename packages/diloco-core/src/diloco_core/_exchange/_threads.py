@@ -26,7 +26,7 @@ from .._timing import Timing
 from ._base import Schema
 from ._endings import Ending, Progress, conclude, failure, named_ranks
 from ._in_memory import ExchangeInMemory
-from ._pending import GivenUpError, Pending, Steps, check_usable
+from ._pending import GivenUpError, Pending, Steps
 
 
 def in_process(
@@ -44,9 +44,7 @@ def in_process(
         ConfigurationError: ``world_size`` or ``chunk_bytes`` is not a whole number of at least 1,
             or ``timing`` holds a limit that has no effect.
     """
-    whole("world_size", world_size)
-    whole("chunk_bytes", chunk_bytes)
-    hub = _Hub(int(world_size))
+    hub = _Hub(whole("world_size", world_size))
     return [
         InProcessExchange(hub, rank, timing or Timing(), chunk_bytes)
         for rank in range(hub.world_size)
@@ -149,8 +147,7 @@ class InProcessExchange(ExchangeInMemory):
 
     def begin(self, job: SyncJob, *, last: bool = False) -> Pending:
         """Leave the contribution for the others; see :meth:`._base.Exchange.begin`."""
-        check_usable(joined=self._schema is not None, ended=self._ended)
-        return self._syncs.begin(job.name, self._sync(job), partial(self._guarded, last))
+        return self._begun(job, partial(self._guarded, last))
 
     def give_up(self) -> None:
         """Make a sync in another thread end soon; see :meth:`._base.Exchange.give_up`."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 import xxhash
 
-from .._arithmetic._layout import CHUNK_BYTES, Layout, Piece, Rule
+from .._arithmetic._layout import CHUNK_BYTES, Piece, Rule
 from .._arithmetic._sharded import checked
 from .._arithmetic._sync_job import SyncJob
 from .._checks import check_identity
@@ -117,7 +117,7 @@ class ManagerExchange(ExchangeInMemory):
             MismatchError: By ``finish()``: the replicas differ in what must be equal, or the others
                 are further than this one.
         """
-        return self._syncs.begin(job.name, self._sync(job), nullcontext)
+        return self._begun(job, nullcontext)
 
     def _sync(self, job: SyncJob) -> Steps:
         clock = self._timing.clock
@@ -152,10 +152,14 @@ class ManagerExchange(ExchangeInMemory):
 
     def _begin(self, job: SyncJob) -> None:
         if isinstance(job, Initial):
-            _check_rules(job.fragment.layout)
+            if any(group.rule is Rule.FIRST for group in job.fragment.layout.groups):
+                raise ConfigurationError(
+                    "a torchft manager can only average, but integer buffers are taken from rank 0 "
+                    "(with buffers='rank0', all buffers are): pass buffers='none'"
+                )
             self._fragments.append(job.fragment)
         if isinstance(self._manager, MockManager):
-            self._manager.share(job)
+            self._manager.exchange.sync(job)  # it is not an average: all take the values of rank 0
 
     def _average_and_apply(self, job: SyncJob, sums: Sequence[torch.Tensor]) -> bool:
         layout = job.layout
@@ -211,7 +215,6 @@ class ManagerExchange(ExchangeInMemory):
         Meanwhile the manager may heal this replica. Returns what it contributes.
         """
         layout = job.layout
-        _check_rules(layout)
         sums = [
             torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in layout.groups
         ]
@@ -274,14 +277,6 @@ class ManagerExchange(ExchangeInMemory):
 
 def _kind(copy: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
     return copy.shape, copy.dtype
-
-
-def _check_rules(layout: Layout) -> None:
-    if any(group.rule is Rule.FIRST for group in layout.groups):
-        raise ConfigurationError(
-            "a torchft manager can only average, but integer buffers are taken from rank 0 (with "
-            "buffers='rank0', all buffers are): pass buffers='none'"
-        )
 
 
 _VALUES = " with values "

@@ -11,10 +11,8 @@ from typing import Any, Protocol
 import torch
 
 from .._allreduce import Mean
-from .._arithmetic._sync_job import SyncJob
 from .._errors import ConfigurationError
 from .._exchange._base import Exchange, Schema
-from .._exchange._report import SyncReport
 
 
 class Manager(Protocol):
@@ -93,13 +91,6 @@ class MockManager:
         self._schema = Schema(schema.tensors, {**self._schema.settings, **schema.settings})
         self.start_quorum()
 
-    def share(self, job: SyncJob) -> SyncReport:
-        """Run the sync of the initial values, which all replicas take from rank 0.
-
-        It is not an average.
-        """
-        return self.exchange.begin(job).finish()
-
     def allreduce(self, tensor: torch.Tensor, should_quantize: bool = False) -> CompletedWork:
         """Average a floating-point tensor over all replicas, in place.
 
@@ -115,7 +106,7 @@ class MockManager:
         self.start_quorum()
         job = Mean([tensor], self.exchange.world_size)
         job.begin()
-        self.exchange.begin(job).finish()
+        self.exchange.sync(job)
         job.finish()
         return CompletedWork(tensor)
 
