@@ -30,6 +30,14 @@ class TestTied:
         names = ["embed.weight", "rest.head.bias", "rest.middle.bias", "rest.middle.weight"]
         assert sorted(name for part in parts for name in part) == names
 
+    def test_modules_inside_of_each_other_hold_what_is_left(self):
+        model = Tied()
+        parts = fragments_of(model, [model.rest.middle, [model.rest.middle, model]])
+        assert list(map(sorted, parts)) == [
+            ["rest.middle.bias", "rest.middle.weight"],
+            ["embed.weight", "rest.head.bias"],
+        ]
+
     @pytest.mark.parametrize("fragments", [1, 2, "modules"])
     def test_a_tied_tensor_takes_one_outer_step_per_cycle(self, lab, fragments):
         """With outer lr 2, a second step would move on."""

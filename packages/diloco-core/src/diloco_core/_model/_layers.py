@@ -22,8 +22,6 @@ LAYERS_PER_FRAGMENT = 3
 It is the number that the paper uses.
 """
 
-_NAMED = 4  # as many lists are named in an error
-
 _BY_HAND = (
     "pass the fragments yourself: a list of modules, or of lists of modules, each of which becomes "
     "a fragment, such as fragments=[[model.embed, model.layers[0]], [model.layers[1], model.head]]"
@@ -84,15 +82,7 @@ def deal_out(
     """
     stack = _repeated_layers(model, {id(parameter) for parameter in parameters}, pattern)
     number = len(stack.layers)
-    count = pattern.count
-    if count is None:
-        count = math.ceil(number / LAYERS_PER_FRAGMENT)
-        if count == 1:
-            raise ConfigurationError(
-                f"fragments={pattern} puts {LAYERS_PER_FRAGMENT} layers into each fragment, but "
-                f"there are only {number} layers to sync, in {stack.name!r}: say how many "
-                f"fragments there should be, such as fragments=({pattern.kind!r}, {number})"
-            )
+    count = pattern.count or math.ceil(number / LAYERS_PER_FRAGMENT)
     if count > number:
         raise ConfigurationError(
             f"fragments={pattern} needs {count} layers with trainable parameters of their own, but "
@@ -151,12 +141,9 @@ def _repeated_layers(model: torch.nn.Module, synced: set[int], pattern: Pattern)
         or type(candidate.layers[0]) is type(longest.layers[0])
     ]
     if len(rivals) > 1:
-        some = ", ".join(map(str, rivals[:_NAMED]))
-        if len(rivals) > _NAMED:
-            some += f" and {len(rivals) - _NAMED} more"
         raise ConfigurationError(
             f"fragments={pattern} needs one list of repeated layers, but the model has several: "
-            f"{some}. So {_BY_HAND}"
+            f"{', '.join(map(str, rivals))}. So {_BY_HAND}"
         )
     return longest
 

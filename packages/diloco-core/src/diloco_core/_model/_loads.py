@@ -112,12 +112,12 @@ class _Hook:
     """
 
     def __init__(self, owner: Loads) -> None:
-        self._owner = weakref.ref(owner)
+        self._begins = weakref.WeakMethod(owner.begins)
 
     def __call__(self, *_: Any) -> None:
-        owner = self._owner()
-        if owner is not None:
-            owner.begins()
+        begins = self._begins()
+        if begins is not None:
+            begins()
 
     def __reduce__(self) -> tuple[type[partial[object]], tuple[Callable[..., object]]]:
         return partial, (itertools.chain,)  # takes any arguments, and does nothing with them

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -85,15 +86,15 @@ def split(
         fragments: A number (the parameters are cut in their order into parts of about equal size),
             a pattern in which the layers are dealt out, or a list of modules, or of lists of
             modules, each of which becomes a fragment; together they must hold all trainable
-            parameters.
+            parameters. One that several of them hold belongs to the first.
         buffers: What happens to the buffers.
         outer_groups: The number of every trainable parameter's outer parameter group, by the
             parameter's ``id``; None if there are not several.
 
     Raises:
         ConfigurationError: The model has no trainable parameter, or fewer than fragments; a
-            parameter is in no fragment; a module is not part of the model, or is given twice; its
-            layers do not fit a pattern; or a tensor cannot be synced.
+            parameter is in no fragment; a module is not part of the model, or adds nothing to the
+            fragments before it; its layers do not fit a pattern; or a tensor cannot be synced.
     """
     check_shapes(model)
     group_of = outer_groups or {}
@@ -216,26 +217,17 @@ def _by_module(
         )
     unplaced = {id(named.tensor): named for named in trainable}
     module_ids = {id(module) for module in model.modules()}
-    given_in: dict[int, int] = {}  # the fragment of every module that was given
     parts: list[list[NamedTensor]] = []
     for number, given in enumerate(modules):
-        group: list[torch.nn.Module] = []
-        for module in given if isinstance(given, (list, tuple)) else [given]:
-            if isinstance(module, torch.nn.Module) and id(module) in module_ids:
-                group.append(module)
-            else:
+        group: Sequence[Any] = given if isinstance(given, (list, tuple)) else [given]
+        for module in group:
+            if id(module) not in module_ids:
                 raise ConfigurationError(
                     f"fragment {number} ({type(module).__name__}) is not a module of the model: "
                     "pass modules from model.modules()"
                 )
-            if id(module) in given_in:
-                raise ConfigurationError(
-                    f"fragments holds {kind_of(module)} twice, in fragment {given_in[id(module)]} "
-                    f"and in fragment {number}: leave one of them out"
-                )
-            given_in[id(module)] = number
-        # pop(): a tensor that is tied into several fragments belongs to the first, and takes one
-        # outer step per cycle.
+        # pop(): a tensor that several fragments hold (one that is tied, or modules inside of each
+        # other) belongs to the first, and takes one outer step per cycle.
         part = [
             unplaced.pop(id(p))
             for module in group
@@ -255,27 +247,7 @@ def _by_module(
             f"these trainable parameters are in no fragment: {names}. Add the modules that hold "
             "them, or freeze them."
         )
-    _check_nested(model, given_in)
     return parts
-
-
-def _check_nested(model: torch.nn.Module, given_in: Mapping[int, int]) -> None:
-    """Refuse modules that contain others that were given: parameters would be in two fragments.
-
-    A module that the model also holds elsewhere is tied, and may be given.
-    """
-    paths: dict[int, list[str]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        if id(module) in given_in:
-            paths.setdefault(id(module), []).append(f".{name}" if name else "")
-    for outer, inner in itertools.permutations(paths, 2):
-        prefixes = tuple(f"{path}." for path in paths[outer])
-        if all(path.startswith(prefixes) for path in paths[inner]):
-            raise ConfigurationError(
-                f"{paths[inner][0][1:]!r} is in fragment {given_in[inner]}, and again in fragment "
-                f"{given_in[outer]} as a part of {paths[outer][0][1:] or 'the model'!r}: pass "
-                "modules that do not contain each other"
-            )
 
 
 def _buffers(model: torch.nn.Module, policy: Buffers) -> list[NamedTensor]:

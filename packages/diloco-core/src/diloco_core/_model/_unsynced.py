@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -70,7 +70,6 @@ class Unsynced:
         groups, self._segments = arrange(self.tensors)
         size = sum(named.wire_bytes for named in self.tensors)
         self.layout = Layout(groups, max(1, -(-size // OBJECT_BYTES)))
-        self._copied: tuple[int, torch.Tensor] | None = None
 
     def publish(
         self, put: Callable[[str, Callable[[], Iterable[Buffer]]], object]
@@ -106,35 +105,28 @@ class Unsynced:
         section = Section("values", self.layout.shard(number), unsynced_seed(folder, number))
         beginning = unsynced_header(self.layout, section, number)
         yield beginning
-        chunks = map(self._chunk, self.layout.chunks(number, CHUNK_BYTES))
-        values = yield from section_parts(section, chunks)
-        self._copied = None
+        # If a tensor is not contiguous, a copy is made, and kept until the next one is asked for.
+        flat = lru_cache(maxsize=1)(_flat)
+        pieces = self.layout.chunks(number, CHUNK_BYTES)
+        values = yield from section_parts(section, (self._chunk(piece, flat) for piece in pieces))
         yield ending(Sums(values, xxhash.xxh3_64_intdigest(beginning)))
         written(values)
 
-    def _chunk(self, piece: Piece) -> torch.Tensor:
+    def _chunk(self, piece: Piece, flat: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         dtype = self.layout.groups[piece.group].dtype
         out = torch.empty(piece.numel, dtype=dtype, device="cpu")
         for segment in self._segments[piece.group]:
             start, stop = max(piece.start, segment.start), min(piece.stop, segment.stop)
             if start < stop:
-                values = self._flat(segment.named.tensor)
+                values = flat(segment.named.tensor)
                 out[start - piece.start : stop - piece.start].copy_(
                     values[start - segment.start : stop - segment.start]
                 )
         return out
 
-    def _flat(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor as a flat one.
 
-        If it is not contiguous, a copy is made, and kept until the next tensor is asked for.
-        """
-        if tensor.is_contiguous():
-            return tensor.detach().view(-1)
-        if self._copied is None or self._copied[0] != id(tensor):
-            self._copied = None
-            self._copied = id(tensor), tensor.detach().reshape(-1)
-        return self._copied[1]
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().reshape(-1)
 
 
 def _entries(model: torch.nn.Module) -> dict[str, torch.Tensor]:
