@@ -100,8 +100,6 @@ def test_the_time_of_a_sync_is_that_of_its_halves(kind, tmp_path, monkeypatch):
         return contribution(piece, out)
 
     monkeypatch.setattr(slow, "contributed", slowly)
-    # In process, nothing else in the first half takes time.
-    monkeypatch.setattr(slow, "is_surely_finite", lambda piece: False)
     pending = [begin(replica) for replica in replicas]
     jumps.append(day)
     slow_report, report = at_once(finish, pending)

@@ -105,16 +105,31 @@ class Layout:
             return numel
         return numel * shard // self.shards // self._alignment * self._alignment
 
+    # Every sync asks for these several times, and every layout of the same model is equal, so that
+    # they share what is kept.
+    @lru_cache(maxsize=1024)  # noqa: B019 - layouts are small
     def shard(self, shard: int) -> tuple[Piece, ...]:
         """The pieces of a shard, one per group that has elements in it."""
-        return _pieces(self, shard)
+        pieces = (
+            Piece(group, self.bound(group, shard), self.bound(group, shard + 1))
+            for group in range(len(self.groups))
+        )
+        return tuple(piece for piece in pieces if piece.numel)
 
+    @lru_cache(maxsize=1024)  # noqa: B019 - layouts are small
     def chunks(self, shard: int, chunk_bytes: int) -> tuple[Piece, ...]:
         """Return the pieces of a shard, divided into parts of at most ``chunk_bytes``.
 
         A part is larger if a block of the codec is.
         """
-        return _chunks(self, shard, chunk_bytes)
+        chunks = []
+        for piece in self.shard(shard):
+            step = self.chunk_elements(piece.group, chunk_bytes)
+            chunks += [
+                Piece(piece.group, start, min(start + step, piece.stop))
+                for start in range(piece.start, piece.stop, step)
+            ]
+        return tuple(chunks)
 
     def chunk_count(self, piece: Piece, chunk_bytes: int) -> int:
         """Into how many chunks a piece of a shard is divided."""
@@ -144,28 +159,6 @@ class Layout:
     def piece_bytes(self, piece: Piece) -> int:
         """Size of a piece in bytes."""
         return piece.numel * self.groups[piece.group].dtype.itemsize
-
-
-# Every sync asks for them several times, and every layout of the same model is equal.
-@lru_cache(maxsize=1024)
-def _pieces(layout: Layout, shard: int) -> tuple[Piece, ...]:
-    pieces = (
-        Piece(g, layout.bound(g, shard), layout.bound(g, shard + 1))
-        for g in range(len(layout.groups))
-    )
-    return tuple(piece for piece in pieces if piece.numel)
-
-
-@lru_cache(maxsize=1024)
-def _chunks(layout: Layout, shard: int, chunk_bytes: int) -> tuple[Piece, ...]:
-    chunks = []
-    for piece in _pieces(layout, shard):
-        step = layout.chunk_elements(piece.group, chunk_bytes)
-        chunks += [
-            Piece(piece.group, start, min(start + step, piece.stop))
-            for start in range(piece.start, piece.stop, step)
-        ]
-    return tuple(chunks)
 
 
 def shards_of(size: int, world_size: int, *, near: bool = False) -> int:

@@ -33,21 +33,13 @@ class Scratch:
 
     def __init__(self, chunk_bytes: int) -> None:
         self._buffers = [_bytes(max(chunk_bytes, _WORD)) for _ in range(2)]
-        # Most chunks are equally large, and to make a tensor takes longer than to look it up.
-        self._last: list[tuple[torch.dtype | None, int, torch.Tensor]] = [
-            (None, 0, buffer) for buffer in self._buffers
-        ]
 
     def tensor(self, which: int, layout: Layout, piece: Piece) -> torch.Tensor:
         """Buffer 0 or 1 as a tensor that fits ``piece``."""
         dtype, numel = layout.groups[piece.group].dtype, piece.stop - piece.start
-        last_dtype, last_numel, tensor = self._last[which]
-        if dtype is not last_dtype or numel != last_numel:
-            # A tensor that is made inside torch.inference_mode() could not be used outside of it.
-            with torch.inference_mode(mode=False):
-                tensor = self._buffer(which, numel * dtype.itemsize).view(dtype)[:numel]
-            self._last[which] = dtype, numel, tensor
-        return tensor
+        # A tensor that is made inside torch.inference_mode() could not be used outside of it.
+        with torch.inference_mode(mode=False):
+            return self._buffer(which, numel * dtype.itemsize).view(dtype)[:numel]
 
     def totals(self, layout: Layout, pieces: Sequence[Piece]) -> list[torch.Tensor]:
         """Parts of the first buffer as tensors that fit these pieces, side by side."""
@@ -62,8 +54,7 @@ class Scratch:
 
     def _buffer(self, which: int, size: int) -> torch.Tensor:
         if size > self._buffers[which].numel():
-            self._buffers[which] = buffer = _bytes(size)
-            self._last[which] = None, 0, buffer
+            self._buffers[which] = _bytes(size)
         return self._buffers[which]
 
 
@@ -110,8 +101,7 @@ def check_contribution(
         NonFiniteDeltaError: As for :func:`checked`.
     """
     for chunk in job.layout.chunks(shard, chunk_bytes):
-        used = rank == 0 or job.layout.groups[chunk.group].rule is not Rule.FIRST
-        if used and not job.is_surely_finite(chunk):
+        if rank == 0 or job.layout.groups[chunk.group].rule is not Rule.FIRST:
             checked(job, chunk, rank, scratch)
 
 

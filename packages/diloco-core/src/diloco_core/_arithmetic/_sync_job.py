@@ -66,12 +66,6 @@ class SyncJob(Protocol):
     def must_be_finite(self, piece: Piece) -> bool:
         """Say whether NaN and infinity are refused in contributions to the piece and their mean."""
 
-    def is_surely_finite(self, piece: Piece) -> bool:
-        """Say whether the contribution is known to be finite without the effort of computing it.
-
-        False means that it is not known.
-        """
-
     def update(self, piece: Piece, reduced: torch.Tensor) -> torch.Tensor:
         """Apply the reduced contributions to this replica's copy, and return the new values.
 

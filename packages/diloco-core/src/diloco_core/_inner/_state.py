@@ -146,7 +146,7 @@ class InnerState:
             if trying and isinstance(holder, TriedOut):
                 continue
             try:
-                tree[name] = pack(self._state_of(holder), tensors, name)
+                tree[name] = pack(holder.state_dict(), tensors, name)
             except ConfigurationError:
                 raise
             except Exception as error:
@@ -155,12 +155,6 @@ class InnerState:
                     f"{error}"
                 ) from error
         return tree
-
-    def _state_of(self, holder: Stateful) -> Any:
-        return holder.state_dict()
-
-    def _load(self, holder: Stateful, state: Any) -> None:
-        holder.load_state_dict(state)
 
     def parts(self, inner_steps: int, identity: str, rollback: int = 0) -> Iterator[Buffer]:
         """The bytes of the file. One tensor at a time is copied to the CPU.
@@ -211,10 +205,14 @@ class InnerState:
                 "the same stateful= as before"
             )
         if tree["kinds"] != self._kinds():
+            differences = ", ".join(
+                f"{name} was {tree['kinds'].get(name)} and is {kind}"
+                for name, kind in self._kinds().items()
+                if tree["kinds"].get(name) != kind
+            )
             raise ConfigurationError(
                 f"the inner state in {origin} was saved with other classes than this replica has: "
-                f"{_differences(tree['kinds'], self._kinds())}. Pass objects of the same classes, "
-                "or begin another run."
+                f"{differences}. Pass objects of the same classes, or begin another run."
             )
         for name, groups in self._parameters().items():
             if tree["parameters"].get(name) != groups:
@@ -227,7 +225,7 @@ class InnerState:
         for name, holder in self._holders.items():
             given_settings = _settings(holder)
             try:
-                self._load(holder, unpack(tree[name], tensors))
+                holder.load_state_dict(unpack(tree[name], tensors))
                 if isinstance(holder, torch.optim.Optimizer):
                     _lay_out_like_parameters(holder)
                     _move_settings(holder, given_settings)
@@ -275,14 +273,6 @@ def _move_settings(optimizer: torch.optim.Optimizer, given: Sequence[Mapping[str
         for key, value in before.items():
             if isinstance(value, torch.Tensor) and isinstance(group.get(key), torch.Tensor):
                 group[key] = group[key].to(value.device)
-
-
-def _differences(saved: Mapping[str, str], present: Mapping[str, str]) -> str:
-    return ", ".join(
-        f"{name} was {saved.get(name)} and is {kind}"
-        for name, kind in present.items()
-        if saved.get(name) != kind
-    )
 
 
 def _settings(holder: Stateful) -> list[dict[str, Any]]:

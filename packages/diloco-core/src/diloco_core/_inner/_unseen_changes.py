@@ -6,9 +6,10 @@ Nothing would be synced.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -43,10 +44,12 @@ class UnseenChanges:
 
     def watch(self) -> None:
         """Begin to watch."""
-        for watched in self._watched:
+        # Weak, since a hook lives as long as its parameter.
+        count = weakref.WeakMethod(self.count)
+        for number, watched in enumerate(self._watched):
             parameter = watched.named.tensor
             if parameter.requires_grad and parameter.is_leaf:
-                hook = untraced(_Hook(self, watched))
+                hook = untraced(partial(_call, count, number))
                 handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
                 self._hooks.callback(handle.remove)
 
@@ -76,14 +79,15 @@ class UnseenChanges:
             if watched.passes > self._every and watched.has_changed():
                 self._refuse(watched)
 
-    def count(self, watched: _Watched) -> None:
-        """Count a backward pass that has reached a parameter.
+    def count(self, number: int) -> None:
+        """Count a backward pass that has reached one of the parameters.
 
         Raises:
             UnseenStepsError: An optimizer that the outer loop does not know trains the parameter.
         """
         if self._stepping:
             return
+        watched = self._watched[number]
         watched.passes += 1
         if watched.passes % self._every:
             return
@@ -123,20 +127,10 @@ class _Watched:
         return values.view(torch.uint8)  # compared as bytes, in which NaN equals NaN
 
 
-class _Hook:
-    """Calls :meth:`UnseenChanges.count`.
-
-    It refers to everything weakly, since a hook lives as long as its parameter.
-    """
-
-    def __init__(self, owner: UnseenChanges, watched: _Watched) -> None:
-        self._owner = weakref.ref(owner)
-        self._watched = weakref.ref(watched)
-
-    def __call__(self, _: torch.Tensor) -> None:
-        owner, watched = self._owner(), self._watched()
-        if owner is not None and watched is not None:
-            owner.count(watched)
+def _call(method: Callable[[], Callable[[int], None] | None], number: int, _: object) -> None:
+    act = method()
+    if act is not None:
+        act(number)
 
 
 def _choose(tensors: Sequence[NamedTensor]) -> list[NamedTensor]:

@@ -235,13 +235,6 @@ class DelayedFragment(Fragment):
         assert self._snapshot.taken is None, "collect() comes first"
         return self._snapshot.sent[piece.group][piece.start : piece.stop]
 
-    def is_surely_finite(self, piece: Piece) -> bool:
-        """Say whether a piece is surely finite; False for a snapshot, of which it is unknown.
-
-        Only the model's values would tell it more quickly than the contribution itself.
-        """
-        return self._snapshot is None and super().is_surely_finite(piece)
-
     def unchanged(self) -> Collection[int]:
         """The groups of buffers that were as in the global copy when the snapshot was taken."""
         if self._snapshot is None:

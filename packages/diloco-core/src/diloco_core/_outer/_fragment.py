@@ -17,7 +17,6 @@ from .._arithmetic._rate import NO_RATE, Rate
 from .._errors import NonFiniteUpdateError
 from .._model._partition import NamedTensor
 from .._model._segments import Segment, Segments, arrange, ready, tensor_table
-from .._squares import sum_of_squares
 from .._terms._terms import DEFAULT, Terms
 from .._wire._sections import fingerprint, view
 from ._optimizer import OuterOptimizer
@@ -71,7 +70,7 @@ class Fragment:
         groups, placed = arrange(self.tensors)
         self._segments = Segments(placed)
         self.starts, self.locate = self._segments.starts, self._segments.locate
-        self.outer.arranged([segments[0].named.outer_group or 0 for segments in placed])
+        self.outer.groups = [segments[0].named.outer_group or 0 for segments in placed]
         self.keeps_outer = self.outer.keeps
         self.outer_state, self.outer_scalars = self.outer.tensors, self.outer.scalars
         block = terms.codec.block
@@ -217,23 +216,6 @@ class Fragment:
                 base = base.to(local.dtype).to(base.dtype)
             torch.sub(base, local.to("cpu", base.dtype), out=part)
         return out
-
-    def is_surely_finite(self, piece: Piece) -> bool:
-        """Say whether the model's values are so small that any finite value minus them is finite.
-
-        The sum of their squares shows that. Where it is finite, no value is larger than the root of
-        the dtype's largest number, and the largest number of float32 and of float64 is so coarse
-        that adding as little as that does not change it.
-        """
-        group = self.layout.groups[piece.group]
-        if group.rule is not Rule.OUTER or group.dtype not in (torch.float32, torch.float64):
-            return False
-        return all(
-            local.dtype is group.dtype
-            and local.device.type == "cpu"
-            and sum_of_squares(local) < torch.finfo(group.dtype).max
-            for local, _, _ in self._segments.overlaps(piece)
-        )
 
     def unchanged(self) -> Collection[int]:
         """The groups of buffers that are still as in the global copy."""

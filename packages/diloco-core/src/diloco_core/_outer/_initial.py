@@ -53,10 +53,6 @@ class Initial:
         """The global copy of a piece."""
         return self.destination(piece)
 
-    def is_surely_finite(self, piece: Piece) -> bool:  # noqa: ARG002 - the signature of SyncJob
-        """Unknown: the global copy may hold anything before the first sync."""
-        return False
-
     def update(self, piece: Piece, reduced: torch.Tensor) -> torch.Tensor:
         """Set the global copy to that of rank 0."""
         values = self.destination(piece)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import torch
@@ -127,6 +127,9 @@ class OuterOptimizer:
         groups: How each outer parameter group is stepped. There are none for means, which take no
             outer step.
 
+    Attributes:
+        groups: The number of the outer group of each flat vector of the fragment's layout.
+
     Raises:
         ConfigurationError: A factory does not make an optimizer of these parameters, its settings
             are impossible, or it has no learning rate that could change.
@@ -135,21 +138,17 @@ class OuterOptimizer:
     def __init__(self, groups: Sequence[OuterGroup]) -> None:
         self._parts = [_Part(group) for group in groups]
         self._several = len(self._parts) > 1
-        self._of: Sequence[int] = ()
+        self.groups: Sequence[int] = ()
         self._chunks: dict[Piece, torch.nn.Parameter] = {}
         self._loaded: dict[str, Any] = {}
 
-    def arranged(self, groups: Sequence[int]) -> None:
-        """Take note of the outer group of each flat vector of the fragment's layout."""
-        self._of = groups
-
     def _part(self, piece: Piece) -> _Part:
         """The optimizer that updates a piece."""
-        return self._parts[self._of[piece.group] if self._several else 0]
+        return self._parts[self.groups[piece.group] if self._several else 0]
 
     def name_of(self, piece: Piece, name: str) -> str:
         """The name under which a tensor that belongs to a piece is published."""
-        return f"{self._of[piece.group]}/{name}" if self._several else name
+        return f"{self.groups[piece.group]}/{name}" if self._several else name
 
     def keeps(self, piece: Piece, name: str) -> bool:
         """Say whether a tensor with this name can belong to a piece."""
@@ -223,7 +222,9 @@ class OuterOptimizer:
         """Update ``values`` (a flat view that stays the same from step to step) in place."""
         parameter = self._parameter(piece, values)
         parameter.grad = gradient
-        with _on_cpu():
+        # It makes its state on the CPU, whatever torch's default device is. An empty tensor shows
+        # that device, and costs a tenth of torch.get_default_device(): this runs once per chunk.
+        with nullcontext() if torch.empty(0).is_cpu else torch.device("cpu"):
             self._part(piece).step(parameter)
         parameter.grad = None
 
@@ -446,13 +447,6 @@ def make(
             "replicas: leave it out"
         )
     return optimizer
-
-
-def _on_cpu() -> AbstractContextManager[Any]:
-    """Make an optimizer create its state on the CPU, whatever torch's default device is."""
-    # An empty tensor shows the default device, and costs a tenth of torch.get_default_device():
-    # this runs once per chunk.
-    return nullcontext() if torch.empty(0).is_cpu else torch.device("cpu")
 
 
 def _as_tensors(scalars: Mapping[str, float]) -> dict[str, Any]:
