@@ -113,7 +113,8 @@ class DiLoCo(OuterLoop):
             ``"strided"`` or ``"sequential"`` alone puts up to three layers into each fragment, as
             in the paper. What comes before the layers (embeddings) goes into the first fragment,
             and what comes after them (final norm, head) into the last. Or a list of modules, or of
-            lists of modules, each of which becomes one fragment; none of them may contain another.
+            lists of modules, each of which becomes one fragment: a parameter that several of them
+            hold belongs to the first.
         outer_lr: Learning rate of the outer SGD; 0.7 if left out. Or a function that is given the
             number of an outer step, from 1 (:attr:`SyncReport.sync`), and returns its learning
             rate; ``outer_optimizer`` may be given with it. The rate that was used is recorded with
