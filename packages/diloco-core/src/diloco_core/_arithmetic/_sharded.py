@@ -36,15 +36,11 @@ class Scratch:
 
     def tensor(self, which: int, layout: Layout, piece: Piece) -> torch.Tensor:
         """Buffer 0 or 1 as a tensor that fits ``piece``."""
-        dtype, numel = layout.groups[piece.group].dtype, piece.stop - piece.start
-        # A tensor that is made inside torch.inference_mode() could not be used outside of it.
-        with torch.inference_mode(mode=False):
-            return self._buffer(which, numel * dtype.itemsize).view(dtype)[:numel]
+        dtype = layout.groups[piece.group].dtype
+        return self._buffer(which, layout.piece_bytes(piece)).view(dtype)[: piece.numel]
 
     def totals(self, layout: Layout, pieces: Sequence[Piece]) -> list[torch.Tensor]:
         """Parts of the first buffer as tensors that fit these pieces, side by side."""
-        if len(pieces) == 1:
-            return [self.tensor(0, layout, pieces[0])]
         starts = [0, *accumulate(_rounded(layout.piece_bytes(piece)) for piece in pieces)]
         buffer = self._buffer(0, starts[-1])
         return [
@@ -59,7 +55,9 @@ class Scratch:
 
 
 def _bytes(size: int) -> torch.Tensor:
-    return torch.empty(_rounded(size), dtype=torch.uint8, device="cpu")
+    # A tensor that is made inside torch.inference_mode() could not be used outside of it.
+    with torch.inference_mode(mode=False):
+        return torch.empty(_rounded(size), dtype=torch.uint8, device="cpu")
 
 
 def _rounded(size: int) -> int:

@@ -189,16 +189,11 @@ class ProcessGroupExchange(ExchangeInMemory):
 
     def _check_all(self) -> None:
         """Raise, on every replica, the error of an owner whose new values were refused."""
-        refused = torch.tensor(
-            [int(self._refused is not None)], dtype=torch.int32, device=self._device
-        )
-        dist.all_reduce(refused, op=dist.ReduceOp.MAX, group=self._group)
-        if refused.item():
-            error = self._refused
-            refusals = self._gather_objects(
-                None if error is None else (error.tensor, error.dtype, error.sync, error.outer_lr)
-            )
-            raise NonFiniteUpdateError(*next(other for other in refusals if other is not None))
+        own = self._refused
+        refusals = self._gather_objects(own and (own.tensor, own.dtype, own.sync, own.outer_lr))
+        for refusal in refusals:
+            if refusal is not None:
+                raise NonFiniteUpdateError(*refusal)
 
     def _gathered(self, job: SyncJob, chunk: Piece, owner: int) -> list[torch.Tensor]:
         """All contributions to a chunk, in rank order; empty if this replica is not its owner."""
@@ -217,10 +212,7 @@ class ProcessGroupExchange(ExchangeInMemory):
         return parts or []
 
     def _broadcast(self, values: torch.Tensor, owner: int) -> torch.Tensor:
-        if values.device == self._device:
-            dist.broadcast(_bytes(values), self._global(owner), group=self._group)
-            return values
-        moved = values.to(self._device)
+        moved = values.to(self._device)  # the values themselves, if they are there
         dist.broadcast(_bytes(moved), self._global(owner), group=self._group)
         return values if self.rank == owner else values.copy_(moved)
 

@@ -80,11 +80,6 @@ class _Hub:
                 other not in arrived for other in self.endings
             )
 
-    def wake(self) -> None:
-        """Let all threads that wait look again whether they still have to."""
-        with self.changed:
-            self.changed.notify_all()
-
     def meet(
         self,
         rank: int,
@@ -98,7 +93,7 @@ class _Hub:
         """Leave a value, and return the values of all in rank order.
 
         Raises what ``late`` makes of the missing ranks after ``timeout`` seconds, and as soon as
-        ``unwanted`` is true when :meth:`wake` is called.
+        ``unwanted`` is true when ``changed`` is notified.
         """
         self.arrive(rank, round_name, progress, value)
         with self.changed:
@@ -152,7 +147,8 @@ class InProcessExchange(ExchangeInMemory):
     def give_up(self) -> None:
         """Make a sync in another thread end soon; see :meth:`._base.Exchange.give_up`."""
         self._syncs.interrupt()
-        self._hub.wake()
+        with self._hub.changed:
+            self._hub.changed.notify_all()
 
     def leave(self) -> None:
         """Tell the others that this replica is done; repeatable."""
