@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
-import shutil
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from .._server._container import image_environment
 from .._server._errors import StandInError
 from ._processes._machines import LocalMachines
 from ._stand_in import SageMakerStandIn
@@ -64,8 +59,7 @@ class SageMakerProcesses(SageMakerStandIn):
             if seconds < 0:
                 raise StandInError(f"{name} must be 0 or more, not {seconds}")
         super().__init__(port=port, region=region, account=account, real_time=True)
-        self._folder = Path(tempfile.gettempdir()) / f"stand-in-{secrets.token_hex(8)}"
-        self._base = image_environment() if env is None else dict(env)
+        self._files, self._base = self._run_programs(env)
         self._kill_seconds = kill_seconds
         self._machines: LocalMachines | None = None
         self.world.habits.auto_start = start_seconds
@@ -78,14 +72,11 @@ class SageMakerProcesses(SageMakerStandIn):
             StandInError: it runs or ran already, the port is taken, or the extra ``aws`` is
                 not installed.
         """
-        if self._machines is not None:
-            raise StandInError("the stand-in is running or has been stopped; make a new one")
         super().start()
-        self._folder.mkdir(mode=0o700)
         self._machines = LocalMachines(
             self._region,
             self._api.s3,
-            self._folder,
+            self._files,
             self._base,
             self.environment,
             self._kill_seconds,
@@ -94,12 +85,9 @@ class SageMakerProcesses(SageMakerStandIn):
             self._region.machines = self._machines
         return self
 
-    def stop(self) -> None:
-        """End every process, close the port and delete the files; may be called twice."""
+    def _end_programs(self) -> None:
         if self._machines is not None:
             self._machines.close()
-        super().stop()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def pid(self, name: str) -> int | None:
         """Return the process ID of the first process of a job that runs; None otherwise."""

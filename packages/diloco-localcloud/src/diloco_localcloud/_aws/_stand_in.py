@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from .._server._errors import StandInError
 from .._server._http import Server
-from .._server._ticker import Ticker
+from .._server._service import Service
 from .._server._timeline import Timeline
 from ._api._api import Api
 from ._model._service import load
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 EPOCH = 1767225600.0
 
 
-class SageMakerStandIn:
+class SageMakerStandIn(Service):
     """An endpoint of AWS on loopback, with training jobs that a test moves on a virtual clock.
 
     It also serves the other services that such jobs and their launchers need: CloudWatch Logs, S3
@@ -57,30 +56,13 @@ class SageMakerStandIn:
         start: float = EPOCH,
         real_time: bool = False,
     ) -> None:
-        if not 0 <= port <= 65535:
-            raise StandInError(f"port must be from 0 to 65535, not {port}")
-        self._port = port
         self._key, self._secret = "AKIA" + secrets.token_hex(8).upper(), secrets.token_urlsafe(30)
         self._region = Region(Timeline(start, time.time if real_time else None), region, account)
-        self._server: Server | None = None
-        self._ticker: Ticker | None = None
+        super().__init__(port, self._region.timeline, self._region.lock)
         self._api = Api(self._region, self._key)
         self.world = TrainingWorld(self._region)
         self.faults: Faults = self._api.faults
         self.calls: Calls = self._api.calls
-
-    @property
-    def url(self) -> str:
-        """Return its URL, such as ``http://127.0.0.1:40123``.
-
-        Raises:
-            StandInError: it is not started.
-        """
-        if self._server is None:
-            raise StandInError(
-                "the stand-in is not started; call start(), or use it in a with block"
-            )
-        return f"http://127.0.0.1:{self._server.port}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -110,43 +92,14 @@ class SageMakerStandIn:
             "region_name": self._region.name,
         }
 
-    def start(self) -> Self:
-        """Begin to listen.
-
-        Raises:
-            StandInError: it is already running, the port is taken, or the extra ``aws`` is not
-                installed.
-        """
-        if self._server is not None:
-            raise StandInError("the stand-in is already running")
+    def _listen(self) -> Server:
         load("sagemaker")
         self._api.s3.check()
-        try:
-            self._server = Server(self._api.handle, self._port, None, admit=self._api.admit)
-        except OSError as wrong:
-            message = (
-                f"port {self._port} of 127.0.0.1 cannot be used: {wrong.strerror}; "
-                "choose another, or 0 for a free one"
-            )
-            raise StandInError(message) from None
-        self._server.start()
-        if not self._region.timeline.virtual:
-            self._ticker = Ticker(self._region.timeline, self._region.lock)
-            self._ticker.start()
-        return self
+        server = Server(self._api.handle, self._port, None, admit=self._api.admit)
+        server.start()
+        return server
 
     def stop(self) -> None:
-        """Close the port and all connections; may be called twice."""
-        if self._ticker is not None:
-            self._ticker.stop()
-            self._ticker = None
-        if self._server is not None:
-            self._server.stop()
-            self._server = None
-            self._api.s3.forget()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *exc: object) -> None:
-        self.stop()
+        """Close the port, end every program and delete the files; may be called twice."""
+        super().stop()
+        self._api.s3.forget()

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import secrets
-import shutil
-import tempfile
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from .._server._container import image_environment
 from .._server._errors import StandInError
-from .._server._ticker import Ticker
 from .._server._timeline import Timeline
 from ._control._cluster import Cluster
-from ._control._garbage import GarbageCollector
-from ._control._images import Images
-from ._control._job_controller import JobController
-from ._control._namespaces import NamespaceController
 from ._control._node import Node
-from ._control._nodes import Nodes
 from ._pods import _scheduling
 from ._processes import _pid_namespaces
 from ._processes._kubelet import ProcessKubelet
 from ._processes._pod import LocalPods
-from ._service import Service
+from ._service import KubernetesService
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-class KubernetesProcesses(Service):
+class KubernetesProcesses(KubernetesService):
     """A Kubernetes API on loopback whose pods are processes of this machine, in real time.
 
     Every container is a process with a session of its own; image names are recorded, and nothing is
@@ -106,38 +95,12 @@ class KubernetesProcesses(Service):
             nodes=[node.manifest() for node in declared],
             strict_timing=strict_timing,
         )
-        self._garbage = GarbageCollector(cluster)
-        self._namespaces = NamespaceController(cluster)
-        self._jobs = JobController(cluster, backoff_seconds=backoff_seconds)
-        self._folder = Path(tempfile.gettempdir()) / f"stand-in-{secrets.token_hex(8)}"
-        base = image_environment() if env is None else env
-        self.images = Images(cluster)
-        self._kubelet = ProcessKubelet(cluster, self.images, filters, self._folder, base, wrapper)
-        self.nodes = Nodes(cluster)
-        self._ticker = Ticker(cluster.timeline, cluster.changed)
-        self._over = False
+        super().__init__(
+            cluster, port=port, tls=tls, namespace=namespace, backoff_seconds=backoff_seconds
+        )
+        place, base = self._run_programs(env)
+        self._kubelet = ProcessKubelet(cluster, self.images, filters, place, base, wrapper)
         self.pods = LocalPods(self._kubelet)
-        super().__init__(cluster, port=port, tls=tls, namespace=namespace)
 
-    def start(self) -> Self:
-        """Begin to listen, and to run pods.
-
-        Raises:
-            StandInError: it runs or ran already, the port is taken, or no certificate can be made.
-        """
-        if self._over:
-            raise StandInError("the stand-in has been stopped; make a new one")
-        super().start()
-        self._folder.mkdir(mode=0o700)
-        self._ticker.start()
-        return self
-
-    def stop(self) -> None:
-        """Close the port, end every process and delete the files; may be called twice."""
-        started = self._server is not None
-        super().stop()
-        if started:
-            self._ticker.stop()
+    def _end_programs(self) -> None:
         self._kubelet.close()
-        self._over = True
-        shutil.rmtree(self._folder, ignore_errors=True)

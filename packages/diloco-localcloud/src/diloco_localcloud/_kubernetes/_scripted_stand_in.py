@@ -7,16 +7,11 @@ from typing import TYPE_CHECKING
 from .._server._errors import StandInError
 from .._server._timeline import Timeline
 from ._control._cluster import Cluster
-from ._control._garbage import GarbageCollector
-from ._control._images import Images
-from ._control._job_controller import JobController
-from ._control._namespaces import NamespaceController
 from ._control._node import Node
-from ._control._nodes import Nodes
 from ._objects._resources import KUEUE_VERSIONS
 from ._pods import _scheduling
 from ._scripted._world import World
-from ._service import Service
+from ._service import KubernetesService
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +20,7 @@ if TYPE_CHECKING:
 EPOCH = 1767225600.0
 
 
-class KubernetesStandIn(Service):
+class KubernetesStandIn(KubernetesService):
     """A Kubernetes API on loopback, with a real controller's Jobs, and pods that a test moves.
 
     Args:
@@ -77,14 +72,9 @@ class KubernetesStandIn(Service):
             nodes=[node.manifest() for node in declared],
             strict_timing=strict_timing,
         )
-        self._garbage = GarbageCollector(cluster)
-        self._namespaces = NamespaceController(cluster)
-        self._jobs = JobController(cluster)
+        super().__init__(cluster, port=port, tls=tls, namespace=namespace)
         version = KUEUE_VERSIONS[0] if kueue is True else kueue or None
         if version not in (None, *KUEUE_VERSIONS):
             raise StandInError(f"kueue must be a bool or one of {KUEUE_VERSIONS}, not {kueue!r}")
         filters = () if nodes is None else _scheduling.ALL
-        self.images = Images(cluster)
         self.world = World(cluster, images=self.images, filters=filters, kueue=version)
-        self.nodes = Nodes(cluster)
-        super().__init__(cluster, port=port, tls=tls, namespace=namespace)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from .._server import _tls
 from .._server._errors import StandInError
 from .._server._http import Server
+from .._server._service import Service
 from ._api import _kubeconfig
 from ._api._access import Access
 from ._api._api import Api
 from ._api._checks._names import LABEL_WORDS, is_label
+from ._control._garbage import GarbageCollector
+from ._control._images import Images
+from ._control._job_controller import JobController
+from ._control._namespaces import NamespaceController
+from ._control._nodes import Nodes
+from ._jobs._backoff import FIRST_SECONDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,21 +29,32 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 
-class Service:
-    """A cluster's API, from ``start`` to ``stop``."""
+class KubernetesService(Service):
+    """A cluster with its controllers, and its API."""
 
-    def __init__(self, cluster: Cluster, *, port: int, tls: bool | None, namespace: str) -> None:
-        if not 0 <= port <= 65535:
-            raise StandInError(f"port must be from 0 to 65535, not {port}")
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        port: int,
+        tls: bool | None,
+        namespace: str,
+        backoff_seconds: float = FIRST_SECONDS,
+    ) -> None:
+        super().__init__(port, cluster.timeline, cluster.changed)
         if not is_label(namespace):
             raise StandInError(f"no namespace can have the name {namespace!r}: {LABEL_WORDS}")
         self._cluster = cluster
-        self._port = port
+        self._garbage = GarbageCollector(cluster)
+        self._namespaces = NamespaceController(cluster)
+        self._jobs = JobController(cluster, backoff_seconds=backoff_seconds)
+        self.images = Images(cluster)
+        self.nodes = Nodes(cluster)
         self._tls = _tls.available() if tls is None else tls
+        self._scheme = "https" if self._tls else "http"
         self._namespace = namespace
         self._token = secrets.token_urlsafe(24)
         self._authority: str | None = None
-        self._server: Server | None = None
         self.access = Access("stand-in-user", self._token)
         self._api = Api(cluster, self.access)
         self.faults: Faults = self._api.faults
@@ -44,19 +62,6 @@ class Service:
         if namespace != "default":
             with cluster.changed:
                 cluster.add_namespace({"metadata": {"name": namespace}})
-
-    @property
-    def url(self) -> str:
-        """Return its URL, such as ``https://127.0.0.1:40123``.
-
-        Raises:
-            StandInError: it is not started.
-        """
-        if self._server is None:
-            raise StandInError(
-                "the stand-in is not started; call start(), or use it in a with block"
-            )
-        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self._server.port}"
 
     @property
     def token(self) -> str:
@@ -68,37 +73,21 @@ class Service:
         """Return the certificate authority to trust (PEM); None without TLS or before the start."""
         return self._authority
 
-    def start(self) -> Self:
-        """Begin to listen.
-
-        Raises:
-            StandInError: it is already running, the port is taken, or no certificate can be made.
-        """
-        if self._server is not None:
-            raise StandInError("the stand-in is already running")
+    def _listen(self) -> Server:
         context = None
         if self._tls:
             context, self._authority = _tls.make()
-        try:
-            self._server = Server(self._api.handle, self._port, context, admit=self._api.admit)
-        except OSError as wrong:
-            message = (
-                f"port {self._port} of 127.0.0.1 cannot be used: {wrong.strerror}; "
-                "choose another, or 0 for a free one"
-            )
-            raise StandInError(message) from None
+        server = Server(self._api.handle, self._port, context, admit=self._api.admit)
         self._cluster.stopped = False
-        self._server.start()
-        return self
+        server.start()
+        return server
 
     def stop(self) -> None:
-        """Close the port and all connections; may be called twice."""
+        """Close the port, end every program and delete the files; may be called twice."""
         with self._cluster.changed:
             self._cluster.stopped = True
             self._cluster.changed.notify_all()
-        if self._server is not None:
-            self._server.stop()
-            self._server = None
+        super().stop()
 
     def kubeconfig(self, path: str | Path) -> Path:
         """Write a kubeconfig for it, readable by its owner only.
@@ -117,9 +106,3 @@ class Service:
             StandInError: it is not started.
         """
         return _kubeconfig.config(self.url, self._token, self._authority, self._namespace)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *exc: object) -> None:
-        self.stop()

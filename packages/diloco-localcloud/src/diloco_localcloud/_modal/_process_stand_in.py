@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import secrets
-import shutil
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from .._server._container import image_environment
 from .._server._errors import StandInError
 from .._server._timeline import Timeline
 from ._processes._runner import Runner
 from ._processes._world import LocalCalls
-from ._service import Service
+from ._service import ModalService
 from ._workspace._workspace import Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class ModalProcesses(Service):
+class ModalProcesses(ModalService):
     """Modal's API on loopback whose containers are processes of this machine, in real time.
 
     Each call runs in Modal's own entrypoint of containers, in a process with a session of its own,
@@ -61,10 +56,7 @@ class ModalProcesses(Service):
         if grace_seconds < 0:
             raise StandInError(f"grace_seconds must be 0 or more, not {grace_seconds}")
         super().__init__(Workspace(Timeline(0.0, time.time), workspace), port)
-        self._folder = Path(tempfile.gettempdir()) / f"stand-in-{secrets.token_hex(8)}"
-        base = image_environment() if env is None else env
-        self._runner = Runner(self._workspace, self._folder, base)
-        self._over = False
+        self._runner = Runner(self._workspace, *self._run_programs(env))
         self._workspace.calls.program = self._runner
         self._workspace.habits.auto_start = 0.0
         self._workspace.habits.grace_seconds = grace_seconds
@@ -77,19 +69,12 @@ class ModalProcesses(Service):
             StandInError: it runs or ran already, the port is taken, or the extra ``modal`` is not
                 installed.
         """
-        if self._over:
-            raise StandInError("the stand-in has been stopped; make a new one")
         super().start()
         from ._rpc._arguments import arguments
 
-        self._folder.mkdir(mode=0o700)
         self._runner.arguments = arguments
         self._runner.connect = self.environment
         return self
 
-    def stop(self) -> None:
-        """End every process, close the port and delete the files; may be called twice."""
+    def _end_programs(self) -> None:
         self._runner.close()
-        super().stop()
-        self._over = True
-        shutil.rmtree(self._folder, ignore_errors=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from .._server._errors import StandInError
 from .._server._faults import Calls, Faults
-from .._server._ticker import Ticker
+from .._server._service import Service
 
 if TYPE_CHECKING:
     from ._rpc._serving import Serving
@@ -18,28 +18,16 @@ if TYPE_CHECKING:
 _ENVIRONMENT_LOCK = threading.Lock()
 
 
-class Service:
-    """A workspace on loopback: ``start``, ``stop`` or a ``with`` block; thread-safe."""
+class ModalService(Service):
+    """A workspace on loopback."""
 
     def __init__(self, workspace: Workspace, port: int) -> None:
-        if not 0 <= port <= 65535:
-            raise StandInError(f"port must be from 0 to 65535, not {port}")
-        self._port = port
+        super().__init__(port, workspace.timeline, workspace.lock)
         self._token = f"ak-{secrets.token_hex(11)}", f"as-{secrets.token_hex(11)}"
         self._workspace = workspace
         self._serving: Serving | None = None
-        self._ticker: Ticker | None = None
         self.faults = Faults()
         self.calls = Calls()
-
-    @property
-    def url(self) -> str:
-        """Return its URL, such as ``http://127.0.0.1:40123``.
-
-        Raises:
-            StandInError: it is not started.
-        """
-        return f"http://127.0.0.1:{self._served().port}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -59,10 +47,8 @@ class Service:
         }
 
     def _served(self) -> Serving:
-        if self._serving is None:
-            raise StandInError(
-                "the stand-in is not started; call start(), or use it in a with block"
-            )
+        self._running()
+        assert self._serving is not None
         return self._serving
 
     def client(self) -> Any:
@@ -85,15 +71,7 @@ class Service:
                 for name, value in kept.items():
                     os.environ.pop(name) if value is None else os.environ.update({name: value})
 
-    def start(self) -> Self:
-        """Begin to listen.
-
-        Raises:
-            StandInError: it is already running, the port is taken, or the extra ``modal`` is not
-                installed.
-        """
-        if self._serving is not None:
-            raise StandInError("the stand-in is already running")
+    def _listen(self) -> Serving:
         try:
             from ._rpc._serving import Serving
         except ImportError as missing:
@@ -102,20 +80,8 @@ class Service:
                 "diloco-localcloud[modal]"
             )
             raise StandInError(f"{message} ({missing})") from None
-        try:
-            self._serving = Serving(
-                self._workspace, self._port, self._token, self.faults, self.calls
-            )
-        except OSError as wrong:
-            message = (
-                f"port {self._port} of 127.0.0.1 cannot be used: {wrong.strerror}; "
-                "choose another, or 0 for a free one"
-            )
-            raise StandInError(message) from None
-        if not self._workspace.timeline.virtual:
-            self._ticker = Ticker(self._workspace.timeline, self._workspace.lock)
-            self._ticker.start()
-        return self
+        self._serving = Serving(self._workspace, self._port, self._token, self.faults, self.calls)
+        return self._serving
 
     def refuse(self) -> None:
         """Cut all gRPC connections and refuse new ones until ``accept``, as if Modal were down.
@@ -135,18 +101,3 @@ class Service:
             self._served().accept()
         except OSError as wrong:
             raise StandInError(f"the port cannot be used any more: {wrong.strerror}") from None
-
-    def stop(self) -> None:
-        """Close the port and all connections; may be called twice."""
-        if self._ticker is not None:
-            self._ticker.stop()
-            self._ticker = None
-        if self._serving is not None:
-            self._serving.stop()
-            self._serving = None
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *exc: object) -> None:
-        self.stop()

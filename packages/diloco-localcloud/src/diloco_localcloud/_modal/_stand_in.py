@@ -6,13 +6,13 @@ import time
 
 from .._server._timeline import Timeline
 from ._scripted._world import ModalWorld
-from ._service import Service
+from ._service import ModalService
 from ._workspace._workspace import Workspace
 
 _BEHIND = 20 * 86400
 
 
-class ModalStandIn(Service):
+class ModalStandIn(ModalService):
     """Modal's API on loopback, with calls of functions that a test moves on a virtual clock.
 
     It serves the RPCs with which the ``modal`` package deploys apps, finds and calls functions,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..._server._clock import Clock
 from .._control._kueue import Kueue
 from ._kubelet import Habits, ScriptedKubelet
 from ._pod import ScriptedPod
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 
-class World(Habits):
+class World(Habits, Clock):
     """Moves pods and the clock behind the API's back.
 
     Nothing happens by itself: a pod is given a node and then waits (``ContainerCreating``) until it
@@ -36,44 +37,11 @@ class World(Habits):
         filters: Sequence[Filter] = (),
         kueue: str | None = None,
     ) -> None:
-        super().__init__()
+        Habits.__init__(self)
+        Clock.__init__(self, cluster.timeline, cluster.changed)
         self._kueue = Kueue(cluster, kueue) if kueue else None
         self._cluster = cluster
         self._kubelet = ScriptedKubelet(cluster, self, images, filters)
-
-    # -- the clock
-    # ----------------------------------------------------------------------------------------------
-
-    def now(self) -> float:
-        """Return the time of the cluster's clock, in seconds since the epoch."""
-        with self._cluster.changed:
-            return self._cluster.timeline.now()
-
-    def advance(self, seconds: float) -> None:
-        """Let ``seconds`` pass, and do whatever falls due meanwhile."""
-        with self._cluster.changed:
-            self._cluster.timeline.run_until(self._cluster.timeline.now() + seconds)
-            self._cluster.changed.notify_all()
-
-    def settle(self, within: float = 2.0, most: float = 600.0) -> None:
-        """Let time pass until nothing is due within the next ``within`` seconds.
-
-        At most ``most`` seconds pass in all. The usual delays and short graces are shorter than the
-        default, and back-offs (10 s and more) are longer.
-        """
-        with self._cluster.changed:
-            timeline = self._cluster.timeline
-            end = timeline.now() + most
-            while (due := timeline.next_due()) is not None and due <= min(
-                timeline.now() + within, end
-            ):
-                timeline.run_until(due)
-            self._cluster.changed.notify_all()
-
-    def step(self) -> bool:
-        """Do the next thing that is due, however late; return False if nothing is due at all."""
-        with self._cluster.changed:
-            return self._cluster.timeline.step()
 
     # -- Kueue
     # ----------------------------------------------------------------------------------------------

@@ -4,48 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..._server._clock import Clock
 from .._hands._world import HeldWorkspace
 from ._call import ScriptedCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ..._server._timeline import Timeline
     from .._workspace._call import Call
+    from .._workspace._workspace import Workspace
 
 
-class ModalWorld(HeldWorkspace[ScriptedCall]):
+class ModalWorld(HeldWorkspace[ScriptedCall], Clock):
     """The calls and the clock of a stand-in, as a test moves them; thread-safe.
 
     In real time the clock cannot be moved: ``advance``, ``settle`` and ``step`` raise ValueError.
     """
 
+    def __init__(self, workspace: Workspace) -> None:
+        HeldWorkspace.__init__(self, workspace)
+        Clock.__init__(self, workspace.timeline, workspace.lock)
+
     def _hold(self, call: Call) -> ScriptedCall:
         return ScriptedCall(self._workspace, call)
-
-    def advance(self, seconds: float) -> None:
-        """Let ``seconds`` pass, and do whatever falls due meanwhile."""
-        with self._workspace.lock:
-            timeline = self._virtual()
-            timeline.run_until(timeline.now() + seconds)
-
-    def settle(self, within: float = 2.0, most: float = 600.0) -> None:
-        """Let time pass until nothing is due within the next ``within`` seconds.
-
-        At most ``most`` seconds pass in all.
-        """
-        with self._workspace.lock:
-            timeline = self._virtual()
-            end = timeline.now() + most
-            while (due := timeline.next_due()) is not None and due <= min(
-                timeline.now() + within, end
-            ):
-                timeline.run_until(due)
-
-    def step(self) -> bool:
-        """Do the next thing that is due, however late; return False if nothing is due at all."""
-        with self._workspace.lock:
-            return self._virtual().step()
 
     def deploy(
         self,
@@ -84,8 +65,3 @@ class ModalWorld(HeldWorkspace[ScriptedCall]):
 
         with self._workspace.lock:
             self._workspace.calls.on_start = None if program is None else run
-
-    def _virtual(self) -> Timeline:
-        if not self._workspace.timeline.virtual:
-            raise ValueError("the stand-in was made with real_time=True: its clock cannot be moved")
-        return self._workspace.timeline
