@@ -9,11 +9,9 @@ import types
 import pytest
 
 from diloco_localcloud._aws._processes._folder import JobFolder
-from diloco_localcloud._kubernetes._processes._file_log import FileLog
 from diloco_localcloud._kubernetes._processes._sandbox import Sandbox
 
 BIG = 1 << 27
-LOG_ENTRY = b"1.5 F kept\n"
 
 
 def big(path):
@@ -23,21 +21,16 @@ def big(path):
 
 def link(path):
     target = path.with_name("target")
-    target.write_bytes(LOG_ENTRY)
+    target.write_bytes(b"kept")
     path.symlink_to(target)
 
 
 def message(folder):
     (folder / "main").mkdir()
-    sandbox = Sandbox(None, "node", folder, {}, ())
+    sandbox = Sandbox(None, "node", folder, {})
     return folder / "main/0.termination", lambda: sandbox.message(
         {"name": "main"}, failed=True, life=0
     )
-
-
-def log(folder):
-    read = FileLog(folder / "0.log")
-    return folder / "0.log", lambda: read.entries(0, len(read.times()))
 
 
 def reason(folder):
@@ -45,7 +38,7 @@ def reason(folder):
     return job.root / "output/failure", lambda: job.reason(3)
 
 
-READERS = [(message, ""), (log, []), (reason, "AlgorithmError: , exit code: 3")]
+READERS = [(message, ""), (reason, "AlgorithmError: , exit code: 3")]
 
 
 @pytest.mark.parametrize("put", [os.mkfifo, os.mkdir, link])
@@ -66,9 +59,3 @@ def test_a_file_of_any_size_takes_no_memory(tmp_path, reader):
         assert tracemalloc.get_traced_memory()[1] < BIG / 100
     finally:
         tracemalloc.stop()
-
-
-def test_a_log_is_read_up_to_what_is_no_entry_of_it(tmp_path):
-    path, read = log(tmp_path)
-    path.write_bytes(LOG_ENTRY + b"no entry\n" + LOG_ENTRY)
-    assert read() == read() == [(1.5, b"kept\n")]

@@ -13,16 +13,10 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import (
-    KubernetesProcesses,
-    ModalProcesses,
-    SageMakerProcesses,
-    SageMakerStandIn,
-    StandInError,
-)
+from . import KubernetesProcesses, ModalProcesses, SageMakerProcesses, StandInError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _MOST_SECONDS = 1e9
 
@@ -50,51 +44,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _kubernetes(options: argparse.Namespace, folder: Path, over: threading.Event) -> None:
     with KubernetesProcesses(
         port=options.port,
-        tls=False if options.no_tls else None,
         namespace=options.namespace,
         resources=dict(options.resource),
         backoff_seconds=options.backoff_seconds,
-        pid_namespaces=options.pid_namespaces,
-        strict_timing=options.strict_timing,
     ) as stand_in:
         path = stand_in.kubeconfig(options.kubeconfig or folder / "kubeconfig")
-        sys.stdout.write(
-            f"export KUBECONFIG={shlex.quote(str(path))}\n# {stand_in.url} runs; Ctrl-C ends it "
-            "and all that it has started\n"
-        )
-        sys.stdout.flush()
+        _show({"KUBECONFIG": str(path)}, stand_in.url)
         over.wait()
 
 
 def _aws(options: argparse.Namespace, _: Path, over: threading.Event) -> None:
-    seconds = options.train_seconds
-    with _training(options) as stand_in:
-        if seconds is not None:
-            stand_in.world.habits.auto_start = options.start_seconds
-            stand_in.world.habits.auto_succeed = seconds
+    with SageMakerProcesses(port=options.port, region=options.region) as stand_in:
         _make_buckets(stand_in, options.bucket)
-        for name, value in stand_in.environment.items():
-            sys.stdout.write(f"export {name}={shlex.quote(value)}\n")
-        what = (
-            "Ctrl-C ends it and all that it has started"
-            if seconds is None
-            else f"its training jobs run no program, and succeed after {seconds:g} s; "
-            "Ctrl-C ends it"
-        )
-        sys.stdout.write(f"# {stand_in.url} runs; {what}\n")
-        sys.stdout.flush()
+        _show(stand_in.environment, stand_in.url)
         over.wait()
 
 
-def _training(options: argparse.Namespace) -> SageMakerStandIn:
-    if options.train_seconds is not None:
-        return SageMakerStandIn(port=options.port, region=options.region, real_time=True)
-    return SageMakerProcesses(
-        port=options.port, region=options.region, start_seconds=options.start_seconds
-    )
+def _modal(options: argparse.Namespace, _: Path, over: threading.Event) -> None:
+    with ModalProcesses(port=options.port) as stand_in:
+        _show(stand_in.environment, stand_in.url)
+        over.wait()
 
 
-def _make_buckets(stand_in: SageMakerStandIn, names: Sequence[str]) -> None:
+def _show(environment: Mapping[str, str], url: str) -> None:
+    for name, value in environment.items():
+        sys.stdout.write(f"export {name}={shlex.quote(value)}\n")
+    sys.stdout.write(f"# {url} runs; Ctrl-C ends it and all that it has started\n")
+    sys.stdout.flush()
+
+
+def _make_buckets(stand_in: SageMakerProcesses, names: Sequence[str]) -> None:
     if not names:
         return
     import boto3  # imported here because it is slow to import
@@ -139,15 +118,6 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _modal(options: argparse.Namespace, _: Path, over: threading.Event) -> None:
-    with ModalProcesses(port=options.port, grace_seconds=options.grace_seconds) as stand_in:
-        for name, value in stand_in.environment.items():
-            sys.stdout.write(f"export {name}={shlex.quote(value)}\n")
-        sys.stdout.write(f"# {stand_in.url} runs; Ctrl-C ends it and all that it has started\n")
-        sys.stdout.flush()
-        over.wait()
-
-
 def _resource(text: str) -> tuple[str, str]:
     name, equals, amount = text.partition("=")
     if not name or not equals or not amount:
@@ -170,10 +140,6 @@ def _parser() -> argparse.ArgumentParser:
     kube = kinds.add_parser(
         "kubernetes", help="a Kubernetes API whose pods are processes of this machine"
     )
-    kube.set_defaults(run=_kubernetes)
-    kube.add_argument(
-        "--port", type=int, default=0, help="port on 127.0.0.1; 0 (the default) for a free one"
-    )
     kube.add_argument(
         "--kubeconfig",
         metavar="FILE",
@@ -182,7 +148,6 @@ def _parser() -> argparse.ArgumentParser:
     kube.add_argument(
         "--namespace", default="default", help="namespace of the kubeconfig, made if need be"
     )
-    kube.add_argument("--no-tls", action="store_true", help="serve plain HTTP")
     kube.add_argument(
         "--resource",
         type=_resource,
@@ -192,44 +157,17 @@ def _parser() -> argparse.ArgumentParser:
         help="what the node declares as well",
     )
     kube.add_argument(
-        "--pid-namespaces",
-        action="store_true",
-        help="containers run as PID 1 of a namespace (Linux)",
-    )
-    kube.add_argument(
         "--backoff-seconds",
         type=_seconds,
         default=10.0,
         help="first wait before a failed pod is replaced (default: 10)",
     )
-    kube.add_argument(
-        "--strict-timing",
-        type=int,
-        metavar="SEED",
-        help="take as long as a real control plane does, drawn from this seed",
-    )
     aws = kinds.add_parser(
         "aws",
         help="SageMaker, CloudWatch Logs, S3 and STS; training jobs are processes of this machine",
     )
-    aws.set_defaults(run=_aws)
-    aws.add_argument(
-        "--port", type=int, default=0, help="port on 127.0.0.1; 0 (the default) for a free one"
-    )
     aws.add_argument(
         "--region", type=_region, default="us-east-1", help="of AWS (default: us-east-1)"
-    )
-    aws.add_argument(
-        "--start-seconds",
-        type=_seconds,
-        default=1.0,
-        help="from a create until the job trains (default: 1)",
-    )
-    aws.add_argument(
-        "--train-seconds",
-        type=_seconds,
-        default=None,
-        help="run no programs: jobs succeed after so long",
     )
     aws.add_argument(
         "--bucket",
@@ -242,16 +180,11 @@ def _parser() -> argparse.ArgumentParser:
     modal = kinds.add_parser(
         "modal", help="Modal; functions that are called run as processes of this machine"
     )
-    modal.set_defaults(run=_modal)
-    modal.add_argument(
-        "--port", type=int, default=0, help="port on 127.0.0.1; 0 (the default) for a free one"
-    )
-    modal.add_argument(
-        "--grace-seconds",
-        type=_seconds,
-        default=30.0,
-        help="between SIGINT and SIGKILL for a container that has to go (default: 30)",
-    )
+    for kind, run in ((kube, _kubernetes), (aws, _aws), (modal, _modal)):
+        kind.set_defaults(run=run)
+        kind.add_argument(
+            "--port", type=int, default=0, help="port on 127.0.0.1; 0 (the default) for a free one"
+        )
     return parser
 
 

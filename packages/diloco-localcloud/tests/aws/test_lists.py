@@ -83,6 +83,10 @@ def test_search_by_name_and_tag(lab):
     )["Results"]
     assert first["TrainingJob"]["Tags"] == [{"Key": "diloco:run", "Value": "a"}]
     assert first["TrainingJob"]["SecondaryStatusTransitions"]
+    with lab.refused("ValidationException", "Contains and Equals, not GreaterThan"):
+        found("CreationTime", "GreaterThan", "1")
+    with lab.refused("ValidationException", "serves Filters alone in a search, not Operator"):
+        lab.api.search(Resource="TrainingJob", SearchExpression={"Operator": "Or"})
     with lab.refused("ValidationException", "searches only for TrainingJob"):
         lab.api.search(Resource="Endpoint")
 
@@ -111,8 +115,10 @@ def test_tags(lab):
     lab.create(Tags=[{"Key": "a", "Value": "1"}])
     arn = lab.describe()["TrainingJobArn"]
     lab.api.add_tags(ResourceArn=arn, Tags=[{"Key": "a", "Value": "2"}, {"Key": "b", "Value": "3"}])
-    lab.api.delete_tags(ResourceArn=arn, TagKeys=["a"])
-    assert lab.api.list_tags(ResourceArn=arn)["Tags"] == [{"Key": "b", "Value": "3"}]
+    tags = [{"Key": "a", "Value": "2"}, {"Key": "b", "Value": "3"}]
+    assert lab.api.list_tags(ResourceArn=arn)["Tags"] == tags
+    with lab.refused("UnknownOperationException", "does not know sagemaker DeleteTags"):
+        lab.api.delete_tags(ResourceArn=arn, TagKeys=["a"])
     with lab.refused("ValidationException", "Requested resource not found"):
         lab.api.list_tags(ResourceArn=arn + "-none")
 

@@ -41,7 +41,6 @@ def call_a_function(*token):
 @pytest.mark.processes
 def test_the_command(monkeypatch):
     command = [sys.executable, "-m", "diloco_localcloud", "modal"]
-    command += ["--grace-seconds", "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
         try:
             lines = [running.stdout.readline() for _ in range(6)]

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 from standin_lab import PATIENCE
@@ -14,7 +15,10 @@ from diloco_localcloud._server._container import Command, Container
 
 @pytest.fixture
 def command(tmp_path):
-    return Command([sys.executable, "-c", ""], dict(os.environ), tmp_path, tmp_path / "log")
+    streams = [os.open(os.devnull, os.O_RDWR) for _ in range(3)]
+    yield Command([sys.executable, "-c", ""], dict(os.environ), tmp_path, streams=streams)
+    for stream in streams:
+        os.close(stream)
 
 
 @pytest.mark.processes
@@ -63,7 +67,7 @@ def test_a_container_that_nobody_would_hear_of_is_not_left(command, monkeypatch)
 def test_a_command_that_cannot_be_told_starts_nothing(command, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("started"))
     with pytest.raises(TypeError, match="JSON"):
-        Container(Command([object()], command.env, command.cwd, command.log), lambda _: None)
+        Container(Command([object()], {}, command.cwd), lambda _: None)
 
 
 @pytest.mark.processes
@@ -71,6 +75,6 @@ def test_a_command_that_cannot_be_told_starts_nothing(command, monkeypatch):
 def test_a_word_that_no_process_can_have_is_refused_with_the_reason(command, word):
     events = []
     for argv, env in (([*command.argv, word], {}), (command.argv, {"A": word})):
-        Container(Command(argv, env, command.cwd, command.log), events.append).join()
+        Container(replace(command, argv=argv, env=env), events.append).join()
     assert [event["event"] for event in events] == ["refused", "refused"]
     assert all(re.search("null byte|surrogates", event["message"]) for event in events)

@@ -10,7 +10,6 @@ from .._server._timeline import Timeline
 from ._control._cluster import Cluster
 from ._control._node import Node
 from ._pods import _scheduling
-from ._processes import _pid_namespaces
 from ._processes._kubelet import ProcessKubelet
 from ._processes._pod import LocalPods
 from ._service import KubernetesService
@@ -35,9 +34,6 @@ class KubernetesProcesses(KubernetesService):
         labels: the labels of the one node, which takes pods whatever their selectors are.
         env: the variables that the "image" gives every container; None for PATH (with this Python
             first), HOME, PYTHONPATH and a few more variables of this process.
-        pid_namespaces: give every container a PID namespace, so that its first process is PID 1 as
-            on a cluster: signals that it does not handle are ignored (SIGTERM too). Linux only, by
-            the command ``unshare``.
         backoff_seconds: the first wait of the Job controller before it replaces a failed pod; a
             real one waits 10.
         nodes: the nodes on which pods are placed, by their requests, node selectors, required node
@@ -56,8 +52,8 @@ class KubernetesProcesses(KubernetesService):
         calls: the requests so far.
 
     Raises:
-        StandInError: no such port, resources that are not quantities, resources or labels together
-            with nodes, or PID namespaces on a machine that has none.
+        StandInError: no such port, resources that are not quantities, or resources or labels
+            together with nodes.
 
     Use ``start`` and ``stop``, or a ``with`` block; it can be started once. Thread-safe.
     """
@@ -72,7 +68,6 @@ class KubernetesProcesses(KubernetesService):
         labels: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
         backoff_seconds: float = 10.0,
-        pid_namespaces: bool = False,
         nodes: Sequence[Node] | None = None,
         strict_timing: int | None = None,
     ) -> None:
@@ -86,7 +81,6 @@ class KubernetesProcesses(KubernetesService):
         )
         if backoff_seconds <= 0:
             raise StandInError(f"backoff_seconds must be above 0, not {backoff_seconds}")
-        wrapper = _pid_namespaces.wrapper() if pid_namespaces else ()
         offset = time.time() - time.monotonic()  # unlike the wall clock, this one must not jump
         clock = Timeline(0.0, clock=lambda: offset + time.monotonic())
         cluster = Cluster(
@@ -99,7 +93,7 @@ class KubernetesProcesses(KubernetesService):
             cluster, port=port, tls=tls, namespace=namespace, backoff_seconds=backoff_seconds
         )
         place, base = self._run_programs(env)
-        self._kubelet = ProcessKubelet(cluster, self.images, filters, place, base, wrapper)
+        self._kubelet = ProcessKubelet(cluster, self.images, filters, place, base)
         self.pods = LocalPods(self._kubelet)
 
     def _end_programs(self) -> None:

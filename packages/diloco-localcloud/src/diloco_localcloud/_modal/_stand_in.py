@@ -25,7 +25,6 @@ class ModalStandIn(ModalService):
         start: where the virtual clock begins, in seconds since the epoch. By default twenty days
             ago: the client asks for logs up to the time of its own clock, and would not see those
             of a virtual clock that is ahead.
-        real_time: use the wall clock, which a test cannot move, instead of a virtual one.
 
     Attributes:
         world: the calls and the clock, which the test moves.
@@ -46,9 +45,8 @@ class ModalStandIn(ModalService):
         port: int = 0,
         workspace: str = "stand-in",
         start: float | None = None,
-        real_time: bool = False,
     ) -> None:
         begin = float(int(time.time()) - _BEHIND) if start is None else start
-        timeline = Timeline(begin, time.time if real_time else None)
+        timeline = Timeline(begin)
         super().__init__(Workspace(timeline, workspace), port)
         self.world = ModalWorld(self._workspace)

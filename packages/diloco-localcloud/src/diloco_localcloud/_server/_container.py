@@ -21,6 +21,9 @@ Json = dict[str, Any]
 # The variables that the "image" gives every container: those of this machine.
 FROM_HERE = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH")
 
+# The wait for output that is on its way when a shim was killed: processes may be left that write.
+_DRAIN_SECONDS = 2.0
+
 
 def image_environment() -> dict[str, str]:
     """Return the default environment of every image.
@@ -40,54 +43,68 @@ class Command:
         argv: program and arguments.
         env: the whole environment.
         cwd: the working directory.
-        log: the file for the output; None if it has streams.
         memory: limit in bytes; None for no limit.
-        wrapper: words before the command that are not part of the container.
-        streams: descriptors for stdin, stdout and stderr, in place of a log.
+        streams: descriptors for stdin, stdout and stderr; none if its output is passed on.
     """
 
     argv: Sequence[str]
     env: Mapping[str, str]
     cwd: Path
-    log: Path | None
     memory: int | None = None
-    wrapper: Sequence[str] = ()
     streams: Sequence[int] = ()
 
 
 class Container:
     """Starts a command below a shim, and reports its start and end.
 
-    ``told`` is called from a thread of its own with
+    ``tell`` is called from a thread of its own with
     ``{"event": "started" | "refused" | "ended", ...}``; the last of them is always "refused" or
-    "ended". Thread-safe.
+    "ended". Before that, ``read`` has passed on all output: it is given the reading ends of the
+    pipes of stdout and stderr, in a thread of its own. Thread-safe.
     """
 
-    def __init__(self, command: Command, tell: Callable[[Json], None]) -> None:
+    def __init__(
+        self,
+        command: Command,
+        tell: Callable[[Json], None],
+        read: Callable[[Sequence[int]], None] | None = None,
+    ) -> None:
         self.pid: int | None = None
         self._told = tell
         self._lock = threading.Lock()
+        streams, ours = list(command.streams), list[int]()
+        readers: Sequence[int] = ()
+        if read is not None:
+            readers, writers = zip(os.pipe(), os.pipe(), strict=True)
+            streams = ours = [os.open(os.devnull, os.O_RDONLY), *writers]
         wanted = {
             "argv": list(command.argv),
             "env": dict(command.env),
             "cwd": str(command.cwd),
-            "log": str(command.log) if command.log else None,
             "memory": command.memory,
-            "wrapper": list(command.wrapper),
-            "streams": list(command.streams),
+            "streams": streams,
         }
         text = json.dumps(wanted).encode()
         shim = [sys.executable, "-I", "-S", str(Path(__file__).with_name("_shim.py"))]
-        self._shim = subprocess.Popen(
-            shim,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-            pass_fds=command.streams,
-        )
         try:
-            self._reader = threading.Thread(target=self._read, name="container", daemon=True)
-            self._reader.start()
+            self._shim = subprocess.Popen(
+                shim,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+                pass_fds=streams,
+            )
+        finally:
+            for stream in ours:
+                with contextlib.suppress(OSError):  # must not hide a container that runs
+                    os.close(stream)
+        self._threads = [threading.Thread(target=self._read, name="container", daemon=True)]
+        if read is not None:
+            output = threading.Thread(target=read, args=(readers,), name="output", daemon=True)
+            self._threads.insert(0, output)
+        try:
+            for thread in self._threads:
+                thread.start()
         except BaseException:
             # Its end would not be noticed. The shim has not received a command yet, and ends with
             # its stdin.
@@ -109,7 +126,7 @@ class Container:
 
     def join(self) -> None:
         """Wait until no process is left, and ``told`` has been called for the last time."""
-        self._reader.join()
+        self._threads[-1].join()
 
     def _write(self, words: bytes) -> None:
         with self._lock, contextlib.suppress(OSError, ValueError):  # it has ended already
@@ -123,17 +140,20 @@ class Container:
             for line in self._shim.stdout or ():
                 last = json.loads(line)
                 self.pid = last.get("pid", self.pid)
-                if last["event"] != "ended":
+                if last["event"] == "started":
                     self._told(last)
             # Orders that came too late are still in the buffer, and cannot be flushed. They must
             # not hide the end.
             with self._lock, contextlib.suppress(OSError):
                 if self._shim.stdin is not None:
                     self._shim.stdin.close()
-        if last.get("event") == "ended":
-            self._told(last)
-        elif last.get("event") != "refused":  # the shim was killed from outside
+        patience = None
+        if last.get("event") not in ("ended", "refused"):  # the shim was killed from outside
+            patience = _DRAIN_SECONDS
             if self.pid is not None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.pid, signal.SIGKILL)
-            self._told({"event": "ended", "code": 137, "signal": 9, "oom": False})
+            last = {"event": "ended", "code": 137, "signal": 9, "oom": False}
+        for output in self._threads[:-1]:
+            output.join(patience)  # soon over, as no process is left that could write
+        self._told(last)

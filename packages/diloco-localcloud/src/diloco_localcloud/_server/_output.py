@@ -12,16 +12,21 @@ if TYPE_CHECKING:
 
 
 def read_lines(
-    pipes: Sequence[int], write: Callable[[int, str], None], idle_seconds: float | None = None
+    pipes: Sequence[int],
+    write: Callable[[int, bytes], None],
+    *,
+    idle_seconds: float | None = None,
+    most: int = 1 << 60,
 ) -> None:
-    """Pass on all text from pipes until all their writers are gone; then close them.
+    """Pass on all output from pipes until all their writers are gone; then close them.
 
     Args:
         pipes: their reading ends.
         write: gets the number of the pipe, and one or more whole lines; only the last one may lack
-            its newline. Bytes that are not text are replaced.
+            its newline.
         idle_seconds: after so long without new text, an unfinished line is passed on, too; None for
             never.
+        most: a longer line is passed on in pieces of so many bytes.
     """
     tails = dict.fromkeys(pipes, b"")
     fresh = False
@@ -33,18 +38,19 @@ def read_lines(
                 events = ready.select(idle_seconds if fresh else None)
                 fresh = bool(events)
                 for pipe in pipes if not events else ():
-                    begun, used = codecs.utf_8_decode(tails[pipe], "replace", False)
-                    tails[pipe] = tails[pipe][used:]  # a partial character waits for its end
-                    if begun:
-                        write(pipes.index(pipe), begun)
+                    # A partial character waits for its end.
+                    used = codecs.utf_8_decode(tails[pipe], "replace", False)[1]
+                    if used:
+                        write(pipes.index(pipe), tails[pipe][:used])
+                    tails[pipe] = tails[pipe][used:]
                 for key, _ in events:
                     pipe = key.fd
                     data = os.read(pipe, 65536)
                     whole, feed, rest = (tails[pipe] + data).rpartition(b"\n")
-                    tails[pipe] = rest if data else b""
-                    text = whole + feed + (b"" if data else rest)
+                    end = max(0, len(rest) - 1) // most * most if data else len(rest)
+                    text, tails[pipe] = whole + feed + rest[:end], rest[end:]
                     if text:
-                        write(pipes.index(pipe), text.decode(errors="replace"))
+                        write(pipes.index(pipe), text)
                     if not data:
                         ready.unregister(pipe)
     finally:

@@ -5,9 +5,8 @@ Run as a script.
 Stdin says what to start (a line with a length, then so many bytes of JSON); then ``kill``, or the
 numbers of signals for the first process, may follow, one per line. When stdin ends, because the
 process that started this one is gone, everything is killed, so that no process is ever left. Events
-are reported in JSON lines on stdout. The output goes to a file, as one line
-``<seconds> <F or P> <text>`` each (P: the line goes on in the next entry, or has no newline); or
-the process gets descriptors ("streams") in place of its standard ones.
+are reported in JSON lines on stdout. The process gets descriptors ("streams") in place of its
+standard ones.
 
 It imports nothing from the package, so that it starts fast and in any interpreter.
 """
@@ -19,7 +18,6 @@ import ctypes
 import json
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,8 +25,6 @@ import time
 from typing import Any
 
 LOOK_SECONDS = 0.1  # between two looks at the memory
-ENTRY_BYTES = 16384  # the most in one entry of the log, as in containerd
-DRAIN_SECONDS = 2.0  # the wait for output that is on its way when the container ends
 
 
 class Shim:
@@ -36,36 +32,21 @@ class Shim:
 
     def __init__(self, wanted: dict[str, Any]) -> None:
         self._limit = wanted.get("memory")
-        # Open as long as this process.
-        self._log = open(wanted["log"] or os.devnull, "ab", buffering=0)  # noqa: PTH123, SIM115
         self._ended: int | None = None
         self._oom = False
-        self._tails: dict[int, bytes] = {}
         streams = wanted["streams"]
-        if not streams:
-            # Each stream has its own pipe, as with a container runtime, so that no line of one is
-            # torn by the other.
-            readers, writers = zip(os.pipe(), os.pipe(), strict=True)
-            self._tails = dict.fromkeys(readers, b"")
-            streams = [os.open(os.devnull, os.O_RDONLY), *writers]
         self._wake, wake = os.pipe()
         for end in (self._wake, wake):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        self._wrapped = bool(wanted["wrapper"])
-        if (
-            self._wrapped
-            and shutil.which(wanted["argv"][0], path=wanted["env"].get("PATH", os.defpath)) is None
-        ):
-            raise FileNotFoundError(2, "No such file or directory", wanted["argv"][0])
         with contextlib.suppress(
             OSError, AttributeError
         ):  # a subreaper, on Linux: orphans come here
             ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
         try:
             self._child = subprocess.Popen(
-                [*wanted["wrapper"], *wanted["argv"]],
+                wanted["argv"],
                 env=wanted["env"],
                 cwd=wanted["cwd"],
                 stdin=streams[0],
@@ -82,16 +63,6 @@ class Shim:
         """Wait until the command and all processes that it started have ended; return the end."""
         self._wait()
         self._kill_all()
-        deadline = time.monotonic() + DRAIN_SECONDS
-        with selectors.DefaultSelector() as ready:
-            for reader in self._tails:
-                ready.register(reader, selectors.EVENT_READ)
-            while self._tails and time.monotonic() < deadline:
-                if not any(self._pump(key.fd) for key, _ in ready.select(0.05)):
-                    break
-        tails = [tail for tail in self._tails.values() if tail]
-        for tail in tails:
-            self._write(tail, whole=tail is not tails[-1])
         status = self._ended or 0
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         code = 128 + number if number else os.WEXITSTATUS(status)
@@ -104,15 +75,13 @@ class Shim:
 
     def _wait(self) -> None:
         with selectors.DefaultSelector() as ready:
-            for descriptor in (0, *self._tails, self._wake):
+            for descriptor in (0, self._wake):
                 ready.register(descriptor, selectors.EVENT_READ)
             while self._ended is None:
                 for key, _ in ready.select(LOOK_SECONDS if self._limit else None):
                     if key.fd == 0:
                         self._obey()
-                    elif key.fd in self._tails and not self._pump(key.fd):
-                        ready.unregister(key.fd)
-                    elif key.fd == self._wake:
+                    else:
                         os.read(self._wake, 4096)
                 self._reap()
                 if self._limit and self._ended is None and self._memory() > self._limit:
@@ -127,17 +96,7 @@ class Shim:
         for word in words.split():
             if self._ended is None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(self._first(), int(word))
-
-    def _first(self) -> int:
-        """Return the container's first process; below a wrapper, wait up to 1 s for it."""
-        deadline = time.monotonic() + 1.0
-        while self._wrapped and time.monotonic() < deadline:
-            for pid, parent in table():
-                if parent == self.root:
-                    return pid
-            time.sleep(0.005)
-        return self.root
+                    os.kill(self.root, int(word))
 
     def _reap(self) -> None:
         while True:
@@ -167,27 +126,6 @@ class Shim:
 
     def _memory(self) -> int:
         return sum(private_bytes(pid) for pid in descendants(os.getpid()))
-
-    def _pump(self, reader: int) -> bool:
-        data = os.read(reader, 65536)
-        *lines, rest = (self._tails[reader] + data).split(b"\n")
-        for line in lines:
-            self._write(line.removesuffix(b"\r"), whole=True)
-        parts = max(0, len(rest) - 1) // ENTRY_BYTES * ENTRY_BYTES
-        if parts:
-            self._write(rest[:parts], whole=False)
-        self._tails[reader] = rest[parts:]
-        return bool(data)
-
-    def _write(self, text: bytes, *, whole: bool) -> None:
-        """Write a line, or parts of one, in entries like a container runtime's.
-
-        F ends a line, P does not.
-        """
-        for start in range(0, len(text) or 1, ENTRY_BYTES):
-            end = start + ENTRY_BYTES
-            kind = b"F" if whole and end >= len(text) else b"P"
-            self._log.write(b"%.6f %s %s\n" % (time.time(), kind, text[start:end]))
 
 
 def descendants(root: int) -> list[int]:

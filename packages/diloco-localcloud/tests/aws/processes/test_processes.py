@@ -349,7 +349,7 @@ def test_descriptors_that_cannot_be_closed_hide_no_process(lab, monkeypatch):
 
     with monkeypatch.context() as patch:
         refusing = types.SimpleNamespace(**{**vars(os), "close": closed_and_refused})
-        patch.setattr("diloco_localcloud._aws._processes._machines.os", refusing)
+        patch.setattr("diloco_localcloud._server._container.os", refusing)
         lab.run("import time; time.sleep(600)")
         lab.wait(lambda: lab.stand_in.pid("job"))
     lab.api.stop_training_job(TrainingJobName="job")

@@ -53,7 +53,6 @@ JOB = {
         "backoffLimitPerIndex": 1,
         "maxFailedIndexes": 1,
         "podFailurePolicy": {"rules": [RULE]},
-        "successPolicy": {"rules": [{"succeededIndexes": "0", "succeededCount": 1}]},
         "template": {
             "metadata": {"labels": {"a": "b"}},
             "spec": {

@@ -385,21 +385,27 @@ def test_a_policy_that_is_none(clients):
 )
 def test_what_cannot_change(clients, spec):
     clients.create(clients.indexed("run", 2))
-    with clients.refused(422, "Invalid", "field is immutable|in tandem|restartPolicy"):
+    with clients.refused(422, "Invalid", "field is immutable|does not change it|restartPolicy"):
         clients.patch("run", {"spec": spec})
 
 
-@pytest.mark.parametrize("suspended", [True, False])
-def test_where_to_run_may_change_while_suspended(clients, suspended):
-    clients.create(clients.indexed("run", 2, suspend=suspended))
-    clients.world.settle()
-    patch = {"spec": {"template": {"spec": {"nodeSelector": {"a": "b"}}}}}
-    if suspended:
-        clients.patch("run", patch)
-        assert clients.job("run")["spec"]["template"]["spec"]["nodeSelector"] == {"a": "b"}
-    else:
-        with clients.refused(422, "Invalid", "spec.template"):
-            clients.patch("run", patch)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"successPolicy": {"rules": [{"succeededIndexes": "0"}]}},
+        {"managedBy": "a/b"},
+        {"manualSelector": True},
+    ],
+)
+def test_fields_that_are_not_served_are_named(clients, spec):
+    (field,) = spec
+    with clients.refused(422, "Invalid", f"spec.{field}: Forbidden: the stand-in does not serve"):
+        clients.create(clients.indexed("run", 2, **spec))
+
+
+def test_collections_are_not_deleted_at_once(clients):
+    answer = clients.raw("DELETE", "/api/v1/namespaces/ns/pods")[0]
+    assert (answer["code"], answer["reason"]) == (405, "MethodNotAllowed")
 
 
 @pytest.mark.parametrize(

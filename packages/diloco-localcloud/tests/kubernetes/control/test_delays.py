@@ -27,7 +27,7 @@ def exits(monkeypatch):
     """Containers that run nothing; how to end each by its index, while the clock stands still."""
     told = {}
 
-    def start(self, pod, container, life, tell):
+    def start(self, pod, container, life, tell, write):
         self.containers[container["name"]] = None
         self.logs[container["name"], life] = SimpleNamespace(ended=False)
         index = int(pod["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"])

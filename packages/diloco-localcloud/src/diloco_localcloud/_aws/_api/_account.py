@@ -17,16 +17,18 @@ Json = dict[str, Any]
 _USES = ("training job usage", "spot training job usage")
 
 
-class Quotas:
-    """The operations of Service Quotas; called under the region's lock.
+class Account:
+    """The operations of Service Quotas and of ECR; called under the region's lock.
 
     Attributes:
-        operations: the operations by name.
+        quotas: the operations of Service Quotas by name.
+        registry: the operations of ECR by name.
     """
 
     def __init__(self, region: Region) -> None:
         self._region = region
-        self.operations: Mapping[str, Callable[[Json], Json]] = {"ListServiceQuotas": self._list}
+        self.quotas: Mapping[str, Callable[[Json], Json]] = {"ListServiceQuotas": self._list}
+        self.registry: Mapping[str, Callable[[Json], Json]] = {"DescribeImages": self._describe}
 
     def _list(self, request: Json) -> Json:
         quotas = self._region.habits.quotas
@@ -38,18 +40,6 @@ class Quotas:
         ]
         part, token = page(entries, request.get("MaxResults", 100), request.get("NextToken"))
         return {"Quotas": part} | ({} if token is None else {"NextToken": token})
-
-
-class Registry:
-    """The operations of ECR; called under the region's lock.
-
-    Attributes:
-        operations: the operations by name.
-    """
-
-    def __init__(self, region: Region) -> None:
-        self._region = region
-        self.operations: Mapping[str, Callable[[Json], Json]] = {"DescribeImages": self._describe}
 
     def _describe(self, request: Json) -> Json:
         repository, images = request["repositoryName"], []

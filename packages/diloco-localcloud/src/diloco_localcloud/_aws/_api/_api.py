@@ -15,7 +15,7 @@ from .._model import _check
 from .._model._refused import RefusedError, throttled
 from .._model._service import load
 from . import _s3, _xml
-from ._account import Quotas, Registry
+from ._account import Account
 from ._faults import REFUSALS, forbidden
 from ._logs import CloudWatchLogs
 from ._sagemaker import SageMaker
@@ -73,11 +73,12 @@ class Api:
         self.faults = Faults()
         self.calls = Calls()
         self._rates = Rates(region.timeline, region.habits.rates)
+        account = Account(region)
         self._services: Mapping[str, Mapping[str, Callable[[Json], Json]]] = {
-            "ecr": Registry(region).operations,
+            "ecr": account.registry,
             "logs": CloudWatchLogs(region).operations,
             "sagemaker": SageMaker(region).operations,
-            "service-quotas": Quotas(region).operations,
+            "service-quotas": account.quotas,
         }
         self.s3 = _s3.S3()
 

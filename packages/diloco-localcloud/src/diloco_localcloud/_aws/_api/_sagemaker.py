@@ -30,7 +30,6 @@ class SageMaker:
         self.operations: Mapping[str, Callable[[Json], Json]] = {
             "AddTags": self._add_tags,
             "CreateTrainingJob": self._create,
-            "DeleteTags": self._delete_tags,
             "DeleteTrainingJob": self._delete,
             "DescribeTrainingJob": self._describe,
             "ListTags": self._list_tags,
@@ -113,12 +112,6 @@ class SageMaker:
         job = self._of(request["ResourceArn"])
         job.tags.update({tag["Key"]: tag["Value"] for tag in request["Tags"]})
         return {"Tags": _tags(job)}
-
-    def _delete_tags(self, request: Json) -> Json:
-        job = self._of(request["ResourceArn"])
-        for key in request["TagKeys"]:
-            job.tags.pop(key, None)
-        return {}
 
     def _list_tags(self, request: Json) -> Json:
         tags = _tags(self._of(request["ResourceArn"]))

@@ -12,51 +12,29 @@ TIMES = ("CreationTime", "LastModifiedTime", "TrainingStartTime", "TrainingEndTi
 
 
 def matches(job: Json, request: Json) -> bool:
-    """Return whether a job, with its tags, meets the request's SearchExpression.
+    """Return whether a job, with its tags, passes all filters of the request's SearchExpression.
 
     Raises:
-        RefusedError: the expression uses a feature that is not supported.
+        RefusedError: the expression uses a feature that is not served.
     """
-    return _meets(job, request.get("SearchExpression") or {})
+    expression = request.get("SearchExpression") or {}
+    unserved = sorted(key for key in expression if key != "Filters")
+    if unserved:
+        raise invalid(f"the stand-in serves Filters alone in a search, not {', '.join(unserved)}")
+    passed = [_passes(job, wanted) for wanted in expression.get("Filters") or ()]
+    return all(passed)  # every filter is looked at, so that an unserved one is refused
 
 
-def _meets(job: Json, expression: Json) -> bool:
-    if expression.get("NestedFilters"):
-        raise invalid("the stand-in does not know NestedFilters")
-    results = [_filter(job, part) for part in expression.get("Filters") or ()]
-    results += [_meets(job, part) for part in expression.get("SubExpressions") or ()]
-    if not results:
-        return True
-    return any(results) if expression.get("Operator") == "Or" else all(results)
-
-
-def _filter(job: Json, wanted: Json) -> bool:
+def _passes(job: Json, wanted: Json) -> bool:
     name, operator = str(wanted["Name"]), str(wanted.get("Operator", "Equals"))
-    text: str | None = wanted.get("Value")
-    value = _value(job, name)
-    if operator in {"Exists", "NotExists"}:
-        return (value is not None) is (operator == "Exists")
-    if text is None:
+    if operator not in ("Contains", "Equals"):
+        raise invalid(f"the stand-in serves the operators Contains and Equals, not {operator}")
+    if "Value" not in wanted:
         raise invalid(f"the filter of {name} needs a Value")
-    if operator == "NotEquals":
-        return value is None or str(value) != text
-    if value is None:
-        return False
-    if operator == "Equals":
-        return str(value) == text
-    if operator == "Contains":
-        return text.lower() in str(value).lower()
-    if operator == "In":
-        return str(value) in text.split(",")
-    try:
-        left, right = float(value), float(text)
-    except (TypeError, ValueError):
-        raise invalid(f"the stand-in compares numbers alone by {operator}, not {text!r}") from None
-    if operator == "GreaterThan":
-        return left > right
-    if operator == "GreaterThanOrEqualTo":
-        return left >= right
-    return left < right if operator == "LessThan" else left <= right
+    text, value = str(wanted["Value"]), _value(job, name)
+    if operator == "Equals" or value is None:
+        return value is not None and str(value) == text
+    return text.lower() in str(value).lower()
 
 
 def _value(job: Json, name: str) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -102,23 +101,16 @@ class LocalMachines:
             "TRAINING_JOB_ARN": job.arn,
             **variables,
         }
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        # Both share one log, but each adds only whole lines, as with a container runtime.
-        (out, out_end), (err, err_end) = os.pipe(), os.pipe()
-        streams = (nothing, out_end, err_end)
         stream = f"{job.name}/algo-1-{int(self._region.timeline.now())}"
         argv = [life.folder.rewritten(word) for word in words]
-        command = Command(argv, env, life.folder.work, None, streams=streams)
-        output = [
-            self._thread(lambda: read_lines([out, err], lambda _, text: self._write(stream, text)))
-        ]
         self._thread(lambda: self._sync(life))
-        try:
-            life.container = Container(command, lambda event: self._told(job, life, output, event))
-        finally:
-            for descriptor in streams:
-                with contextlib.suppress(OSError):  # must not hide a container that runs
-                    os.close(descriptor)
+        life.container = Container(
+            Command(argv, env, life.folder.work),
+            lambda event: self._told(job, life, event),
+            # Both streams share one log, but each adds only whole lines, as with a container
+            # runtime.
+            lambda pipes: read_lines(pipes, lambda _, text: self._write(stream, text)),
+        )
 
     def end(self, job: Job, gone: Callable[[], None]) -> None:
         """Send SIGTERM to a job's first process, and SIGKILL to all of them after a while."""
@@ -153,20 +145,15 @@ class LocalMachines:
         for thread in list(self._threads):
             thread.join()
 
-    def _thread(self, work: Callable[[], None]) -> threading.Thread:
+    def _thread(self, work: Callable[[], None]) -> None:
         thread = threading.Thread(target=work, name="training-job", daemon=True)
         self._threads.add(thread)
         thread.start()
-        return thread
 
-    def _told(
-        self, job: Job, life: _Life, output: list[threading.Thread], event: Mapping[str, Any]
-    ) -> None:
+    def _told(self, job: Job, life: _Life, event: Mapping[str, Any]) -> None:
         """Record that a container has started or ended; called from the container's thread."""
         if event["event"] == "started":
             return
-        for thread in output:
-            thread.join()  # soon over, as no process is left that could write
         life.over.set()
         life.folder.sync()
         with self._region.lock:
@@ -193,6 +180,7 @@ class LocalMachines:
             with contextlib.suppress(OSError):  # a file vanished meanwhile
                 life.folder.sync()
 
-    def _write(self, stream: str, text: str) -> None:
+    def _write(self, stream: str, text: bytes) -> None:
         with self._region.lock:
-            self._region.logs.write(stream, self._region.timeline.now(), text)
+            now = self._region.timeline.now()
+            self._region.logs.write(stream, now, text.decode(errors="replace"))

@@ -48,12 +48,6 @@ class ScriptedTrainingJob:
             if self.status[0] == "InProgress" and self._job.secondary != "Pending":
                 self._job.move(self._region.timeline.now(), "Pending")
 
-    def download(self) -> None:
-        """Give the job its instances, on which it downloads its image."""
-        with self._region.lock:
-            if self.status[0] == "InProgress" and self._job.secondary != "Downloading":
-                self._job.move(self._region.timeline.now(), "Downloading")
-
     def start(self) -> None:
         """Make the job train from now on."""
         with self._region.lock:

@@ -38,8 +38,6 @@ class TrainingHabits:
     Attributes:
         auto_start: the seconds after which jobs begin to train by themselves; None leaves it to
             ``start``.
-        auto_succeed: the seconds of training after which programs exit with 0 by themselves; None
-            leaves it to the test.
         upload_seconds: from the end of a program to the end of its job.
         quota_release_seconds: how long an ended job keeps its part of the quota.
         delete_seconds: how long a deleted job still exists, with status Deleting.
@@ -56,7 +54,6 @@ class TrainingHabits:
 
     def __init__(self) -> None:
         self.auto_start: float | None = None
-        self.auto_succeed: float | None = None
         self.upload_seconds = 1.0
         self.quota_release_seconds = 120.0
         self.delete_seconds = 0.0
@@ -165,8 +162,6 @@ class Region:
         job.move(now, "Training")
         if self.machines is not None:
             self.machines.start(job)
-        elif self.habits.auto_succeed is not None:
-            self._unless_moved(self.habits.auto_succeed, job, lambda: self.finish(job))
         left = job.limits.get("MaxRuntimeInSeconds", _DAY) - job.trained
         self._unless_moved(left, job, lambda: self._overdue(job, "MaxRuntimeExceeded"))
 

@@ -67,15 +67,20 @@ class Access:
         """
         resource = route.resource
         if not self.allows(verb, resource.group, resource.plural, route.subresource, route.name):
-            raise _refusals.forbidden(
-                self.user,
-                verb,
-                resource.plural,
-                resource.group,
-                route.namespace,
-                route.name,
-                route.subresource,
-            )
+            raise self.refusal(verb, route)
+
+    def refusal(self, verb: str, route: Route) -> _refusals.ApiError:
+        """Return the 403 for one call."""
+        resource = route.resource
+        return _refusals.forbidden(
+            self.user,
+            verb,
+            resource.plural,
+            resource.group,
+            route.namespace,
+            route.name,
+            route.subresource,
+        )
 
     def allows(
         self, verb: str, group: str, plural: str, subresource: str = "", name: str = ""

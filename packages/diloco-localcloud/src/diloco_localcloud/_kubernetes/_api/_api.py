@@ -93,16 +93,7 @@ class Api:
                 raise _refusals.no_such_path(request.method, request.path)
             return document
         if fault is not None and fault.kind == "forbidden":
-            resource = route.resource
-            raise _refusals.forbidden(
-                self.access.user,
-                verb,
-                resource.plural,
-                resource.group,
-                route.namespace,
-                route.name,
-                route.subresource,
-            )
+            raise self.access.refusal(verb, route)
         self.access.check(verb, route)
         response = self._verbs.run(verb, request, route)
         if fault is not None and fault.kind == "ambiguous":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._objects import _refusals, _resources
 from .._pods import _states
-from . import _lists, _protobuf
+from . import _protobuf
 from ._checks import _shape
 from ._numbers import whole
 
@@ -32,16 +32,6 @@ def one(cluster: Cluster, request: Request, route: Route) -> Json:
     if options.get("dryRun"):
         return obj
     return _delete(cluster, route, obj, options)
-
-
-def many(cluster: Cluster, request: Request, route: Route) -> Json:
-    """Delete the objects of a collection that are chosen, as DELETE does; under the lock."""
-    options = _options(request)
-    chosen = _lists.chosen(cluster.store, request, route)
-    if not options.get("dryRun"):
-        for obj in chosen:
-            _delete(cluster, route, obj, options)
-    return _lists.wrap(route.resource, chosen, {"resourceVersion": str(cluster.store.version)})
 
 
 def evict(cluster: Cluster, route: Route) -> Json:

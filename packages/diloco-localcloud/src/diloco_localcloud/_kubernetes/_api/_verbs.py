@@ -58,9 +58,7 @@ class Verbs:
                 return as_json(
                     200, self._change(verb, request, route, warnings), _warning(warnings)
                 )
-            if verb == "delete":
-                return as_json(200, _delete.one(self._cluster, request, route))
-            return as_json(200, _delete.many(self._cluster, request, route))
+            return as_json(200, _delete.one(self._cluster, request, route))
 
     def _create(self, request: Request, route: Route, warnings: list[str]) -> Json:
         resource, body = route.resource, _body(request)
@@ -135,11 +133,7 @@ class Verbs:
         old = store.get(resource, route.namespace, route.name)
         if verb == "patch":
             kind = request.headers.get("content-type", "").partition(";")[0].strip()
-            if kind == _patch.APPLY:
-                raise _refusals.unsupported_media_type(
-                    kind, [_patch.JSON, _patch.MERGE, _patch.STRATEGIC]
-                )
-            new = _patch.apply(kind, copy.deepcopy(old), _any_body(request))
+            new = _patch.apply(kind, copy.deepcopy(old), request.body)
         else:
             new = _body(request)
         _check_kind(resource, new)
@@ -241,13 +235,6 @@ def _check_kind(resource: Resource, body: Json) -> None:
             f"{kind} in version {json.dumps(version)} cannot be handled as a {resource.kind}: no "
             f"kind {json.dumps(kind)} is registered for version {json.dumps(version)}"
         )
-
-
-def _any_body(request: Request) -> Any:
-    try:
-        return json.loads(request.body or b"{}")
-    except ValueError as wrong:
-        raise _refusals.bad_request(f"error decoding patch: {wrong}") from None
 
 
 def _body(request: Request) -> Json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..._server import _timeline
-from . import _failure_policy, _indexes
+from . import _failure_policy
 
 Json = dict[str, Any]
 
@@ -50,17 +50,6 @@ def failure_by_index(spec: Json, done: set[int], failed: set[int]) -> Json | Non
         return _failed("MaxFailedIndexesExceeded", message)
     if failed and len(failed) + len(done) >= spec["completions"]:
         return _failed("FailedIndexes", "Job has failed indexes")
-    return None
-
-
-def success_by_policy(spec: Json, done: set[int]) -> Json | None:
-    """Return the end by ``successPolicy``; None if the Job goes on."""
-    for place, rule in enumerate((spec.get("successPolicy") or {}).get("rules", [])):
-        listed = rule.get("succeededIndexes")
-        wanted = _indexes.parse(listed) if listed else done  # without a list, all indexes count
-        needed = rule.get("succeededCount") or (len(wanted) if listed else spec["completions"])
-        if len(wanted & done) >= needed:
-            return _success("SuccessPolicy", f"Matched rules at index {place}")
     return None
 
 

@@ -163,8 +163,6 @@ class _Look:
         )
         if end is None and self.per_index:
             end = _end.failure_by_index(self.spec, done, failed)
-        if end is None and self.indexed:
-            end = _end.success_by_policy(self.spec, done)
         deadline = self.spec.get("activeDeadlineSeconds")
         if (
             end is None

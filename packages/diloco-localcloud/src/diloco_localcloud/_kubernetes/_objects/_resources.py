@@ -19,7 +19,6 @@ class Resource:
     verbs: tuple[str, ...] = (
         "create",
         "delete",
-        "deletecollection",
         "get",
         "list",
         "patch",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from .._control._content import ConfigError, content
 from .._objects import _resources
-from .._objects._quantities import quantity
 from ._expand import expand
 
 if TYPE_CHECKING:
@@ -42,7 +40,7 @@ def resolve(store: Store, pod: Json, container: Json, base: Mapping[str, str]) -
                 }
     for entry in container.get("env") or []:
         if entry.get("valueFrom"):
-            value = _from(store, pod, container, entry["valueFrom"])
+            value = _from(store, pod, entry["valueFrom"])
             if value is not None:
                 env[entry["name"]] = value
         else:
@@ -50,11 +48,9 @@ def resolve(store: Store, pod: Json, container: Json, base: Mapping[str, str]) -
     return env
 
 
-def _from(store: Store, pod: Json, container: Json, source: Json) -> str | None:
+def _from(store: Store, pod: Json, source: Json) -> str | None:
     if "fieldRef" in source:
         return field(pod, source["fieldRef"]["fieldPath"])
-    if "resourceFieldRef" in source:
-        return _resource(container, source["resourceFieldRef"])
     for kind, resource in (
         ("configMapKeyRef", _resources.CONFIG_MAPS),
         ("secretKeyRef", _resources.SECRETS),
@@ -105,15 +101,3 @@ def field(pod: Json, path: str) -> str:
     if path not in fields:
         raise ConfigError(f"failed to prepare the environment: unsupported fieldPath: {path}")
     return str(fields[path])
-
-
-def _resource(container: Json, reference: Json) -> str:
-    part, _, name = reference["resource"].partition(".")
-    value = (container.get("resources", {}).get(part) or {}).get(name)
-    if value is None:
-        raise ConfigError(
-            f"the container has no {reference['resource']}; the stand-in does not fill in the "
-            "node's"
-        )
-    divisor = quantity(reference.get("divisor") or "1") or 1.0
-    return str(math.ceil(quantity(value) / divisor))

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from .._control._content import ConfigError, MountError
 from .._control._delays import Delay
+from .._control._memory_log import MemoryLog
 from .._control._scheduler import Scheduler
 from .._objects._resources import PODS
 from .._pods import _facts, _states
-from ._file_log import FileLog
 from ._sandbox import Sandbox
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ class ProcessKubelet:
         filters: Sequence[Filter],
         folder: Path,
         base: Mapping[str, str],
-        wrapper: Sequence[str],
     ) -> None:
         self.cluster = cluster
         self._images = images
@@ -56,7 +55,6 @@ class ProcessKubelet:
         self._unheard: list[tuple[str, Callable[[], None]]] = []  # unreported events of lost nodes
         self._folder = folder
         self._base = dict(base)
-        self._wrapper = wrapper
         self._pods: dict[str, Sandbox] = {}
         self._closed = False
         cluster.runtime = self
@@ -124,7 +122,7 @@ class ProcessKubelet:
         sandbox = self._pods.get(pod["metadata"]["uid"])
         log = sandbox.logs.get((container, life)) if sandbox else None
         if log is None:
-            log = FileLog(self._folder / "none")
+            log = MemoryLog()
             log.ended = True
         return log
 
@@ -208,7 +206,7 @@ class ProcessKubelet:
         folder = self._folder / f"{meta['namespace']}_{meta['name']}_{meta['uid']}"
         sandbox = self._pods.setdefault(
             meta["uid"],
-            Sandbox(self.cluster.store, pod["spec"]["nodeName"], folder, self._base, self._wrapper),
+            Sandbox(self.cluster.store, pod["spec"]["nodeName"], folder, self._base),
         )
         try:
             if pod["spec"].get("initContainers"):
@@ -246,9 +244,13 @@ class ProcessKubelet:
                 self._heard(meta, container, life, event)
                 self.cluster.changed.notify_all()
 
-        if not sandbox.start(pod, container, life, told):
+        if not sandbox.start(pod, container, life, told, self._write):
             refused = {"event": "refused", "message": "no command specified"}
             self.cluster.timeline.after(0.0, lambda: told(refused))
+
+    def _write(self, log: MemoryLog, text: bytes) -> None:
+        with self.cluster.changed:
+            log.write(self.cluster.timeline.now(), text)
 
     def _heard(self, meta: Json, container: Json, life: int, event: Json) -> None:
         """Record that a container was started, refused, or has ended; called from its thread."""

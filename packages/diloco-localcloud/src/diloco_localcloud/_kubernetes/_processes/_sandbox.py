@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..._server._container import Command, Container
 from ..._server._files import open_regular
+from ..._server._output import read_lines
+from .._control._memory_log import MemoryLog
+from .._control._runtime import ENTRY_BYTES
 from .._objects._quantities import quantity
 from . import _environment, _volumes
 from ._expand import expand
-from ._file_log import FileLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -51,22 +53,29 @@ class Sandbox:
         node: str,
         folder: Path,
         base: Mapping[str, str],
-        wrapper: Sequence[str],
     ) -> None:
         self.node = node
         self.containers: dict[str, Container] = {}
         self.beside: dict[str, set[Container]] = {}
-        self.logs: dict[tuple[str, int], FileLog] = {}
+        self.logs: dict[tuple[str, int], MemoryLog] = {}
         self.telling = 0
         self.stuck = False
         self._inside: dict[str, Inside] = {}
         self._store = store
         self._folder = folder
         self._base = base
-        self._wrapper = wrapper
 
-    def start(self, pod: Json, container: Json, life: int, tell: Callable[[Json], None]) -> bool:
+    def start(
+        self,
+        pod: Json,
+        container: Json,
+        life: int,
+        tell: Callable[[Json], None],
+        write: Callable[[MemoryLog, bytes], None],
+    ) -> bool:
         """Start one run of a container; return False, without a report, if it has no command.
+
+        ``write`` adds to its log, and is called from another thread.
 
         Raises:
             ConfigError: its configuration refers to an object that does not exist.
@@ -95,12 +104,23 @@ class Sandbox:
         )
         self._inside[name] = Inside(env, cwd, known)
         limit = ((container.get("resources") or {}).get("limits") or {}).get("memory")
-        log = home / f"{life}.log"
-        self.logs[name, life] = FileLog(log)
+        log = self.logs[name, life] = MemoryLog()
         if not argv:
             return False
         memory = int(quantity(limit)) if limit else None
-        self.containers[name] = Container(Command(argv, env, cwd, log, memory, self._wrapper), tell)
+        unfinished = None  # the stream whose last line has no end
+
+        def add(stream: int, text: bytes) -> None:
+            nonlocal unfinished
+            write(log, b"\n" + text if unfinished not in (None, stream) else text)
+            begun = len(text) - text.rfind(b"\n") - 1
+            unfinished = stream if begun % ENTRY_BYTES else None
+
+        self.containers[name] = Container(
+            Command(argv, env, cwd, memory),
+            tell,
+            lambda pipes: read_lines(pipes, add, most=ENTRY_BYTES),
+        )
         return True
 
     def execute(
@@ -109,7 +129,7 @@ class Sandbox:
         """Start a command beside the first process of a running container."""
         inside = self._inside[name]
         argv = [_volumes.rewrite(word, inside.paths) for word in words]
-        return Container(Command(argv, inside.env, inside.cwd, None, streams=streams), tell)
+        return Container(Command(argv, inside.env, inside.cwd, streams=streams), tell)
 
     def all_beside(self) -> list[Container]:
         """Return all running commands that ``exec`` has started."""

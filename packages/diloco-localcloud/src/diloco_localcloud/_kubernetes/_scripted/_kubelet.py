@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from .._control import _content
 from .._control._delays import Delay
 from .._control._images import PULL_REASONS
+from .._control._memory_log import MemoryLog
 from .._control._scheduler import Scheduler
 from .._objects import _refusals
 from .._objects._resources import PODS
 from .._pods import _facts, _states
-from ._memory_log import MemoryLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

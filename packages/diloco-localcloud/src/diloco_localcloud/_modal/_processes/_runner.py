@@ -9,7 +9,6 @@ import os
 import secrets
 import signal
 import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
 from ..._server._container import Command, Container
@@ -42,7 +41,6 @@ class Runner:
         self._folder = folder
         self._base = base
         self._running: dict[str, Container] = {}
-        self._readers: set[threading.Thread] = set()
         self._closed = False
         #: The environment of clients and the maker of arguments, once there is a server.
         self.connect: Mapping[str, str] = {}
@@ -64,33 +62,21 @@ class Runner:
         (home / "root").mkdir(parents=True)
         (home / "arguments").write_bytes(arguments)
         self._mount(home, mounts)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        readers, writers = zip(os.pipe(), os.pipe(), strict=True)
 
-        def log(number: int, text: str) -> None:
-            self._log(call, life, _SOURCES[number], text)
+        def log(number: int, text: bytes) -> None:
+            self._log(call, life, _SOURCES[number], text.decode(errors="replace"))
 
-        reader = threading.Thread(
-            target=read_lines, args=(readers, log, _IDLE_SECONDS), name="output", daemon=True
-        )
-        self._readers.add(reader)
-        memory = (call.function.memory_limit << 20) or None
         command = Command(
             [sys.executable, "-m", "modal._container_entrypoint"],
             self._environment(call, life, home),
             home / "root",
-            None,
-            memory,
-            streams=(nothing, *writers),
+            (call.function.memory_limit << 20) or None,
         )
-        reader.start()
-        try:
-            self._running[life.task_id] = Container(
-                command, lambda event: self._told(call, life, reader, event)
-            )
-        finally:
-            for descriptor in (nothing, *writers):
-                os.close(descriptor)
+        self._running[life.task_id] = Container(
+            command,
+            lambda event: self._told(call, life, event),
+            lambda pipes: read_lines(pipes, log, idle_seconds=_IDLE_SECONDS),
+        )
 
     def interrupt(self, call: Call, life: Life) -> None:
         """Send SIGINT to its first process, and SIGKILL to all of them after the grace."""
@@ -114,13 +100,11 @@ class Runner:
         """End every container, and wait until no process is left; not called under the lock."""
         with self._workspace.lock:
             self._closed = True
-            running, readers = list(self._running.values()), list(self._readers)
+            running = list(self._running.values())
         for container in running:
             container.kill()
         for container in running:
             container.join()
-        for reader in readers:
-            reader.join()
 
     def _send(self, task_id: str, number: signal.Signals) -> None:
         container = self._running.get(task_id)
@@ -160,13 +144,11 @@ class Runner:
             "PYTHONUNBUFFERED": "1",
         }
 
-    def _told(self, call: Call, life: Life, reader: threading.Thread, event: Any) -> None:
+    def _told(self, call: Call, life: Life, event: Any) -> None:
         """Record that a container has started or ended; called from the container's thread."""
         if event["event"] == "started":
             return
-        reader.join()  # soon over, as no process is left that could write
         with self._workspace.lock:
-            self._readers.discard(reader)
             self._running.pop(life.task_id, None)
             if not self._closed:
                 self._workspace.calls.gone(call, life, _left(event))

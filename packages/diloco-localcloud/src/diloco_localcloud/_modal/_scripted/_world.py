@@ -9,7 +9,7 @@ from .._hands._world import HeldWorkspace
 from ._call import ScriptedCall
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from .._workspace._call import Call
     from .._workspace._workspace import Workspace
@@ -52,16 +52,3 @@ class ModalWorld(HeldWorkspace[ScriptedCall], Clock):
                 function.gpu_count = 1 if gpu else 0
             ids = {name: item.function_id for name, item in made.functions.items()}
             self._workspace.publish(made, app, ids, "DEPLOYED")
-
-    def on_start(self, program: Callable[[ScriptedCall], None] | None) -> None:
-        """Set a function that is called whenever a container starts, to act as its program.
-
-        None removes it.
-        """
-
-        def run(call: Call) -> None:
-            assert program is not None
-            program(ScriptedCall(self._workspace, call))
-
-        with self._workspace.lock:
-            self._workspace.calls.on_start = None if program is None else run

@@ -35,7 +35,6 @@ class Calls:
     A result is visible at once; the container in which a call runs may live on for a while.
 
     Attributes:
-        on_start: called with each call whose container starts.
         program: the part that runs them as processes; None if they are scripted.
     """
 
@@ -52,7 +51,6 @@ class Calls:
         self._changed = changed
         self._calls: dict[str, Call] = {}
         self._answered: dict[str, Call] = {}
-        self.on_start: Callable[[Call], None] | None = None
         self.program: Program | None = None
 
     def all(self) -> list[Call]:
@@ -105,13 +103,10 @@ class Calls:
     def wait(self, call: Call) -> None:
         """Plan a container for a call, if calls start by themselves (``auto_start``)."""
         if self._habits.auto_start is not None:
-            wait = self._habits.gpu_waits.get(call.function.gpu, 0.0)
-            self._after(self._habits.auto_start + wait, lambda: self._start_if_room(call))
+            self._after(self._habits.auto_start, lambda: self._start_if_room(call))
 
     def room(self, function: Function) -> bool:
         """Return whether one more container of a function may run."""
-        if function.gpu in self._habits.no_gpus:
-            return False
         running = sum(call.life is not None and call.function is function for call in self.all())
         return not function.max_containers or running < function.max_containers
 
@@ -127,10 +122,6 @@ class Calls:
             self.program.start(call, life)
         else:
             self.fetch(call, life)
-        if self._habits.auto_end is not None and self.program is None:
-            self._after(self._habits.auto_end, lambda: self._auto_end(call, life))
-        if self.on_start is not None:
-            self.on_start(call)
         self._changed()
 
     def fetch(self, call: Call, life: Life) -> None:
@@ -208,10 +199,6 @@ class Calls:
             self.start(call)
         elif call.result is None and call.life is None:
             self._after(1.0, lambda: self._start_if_room(call))
-
-    def _auto_end(self, call: Call, life: Life) -> None:
-        if call.life is life and life.interrupted is None:
-            self.finish(call, Result(Status.SUCCESS, Payload(b"N.")))  # None, pickled
 
     def _overdue(self, call: Call, life: Life) -> None:
         if call.life is not life:

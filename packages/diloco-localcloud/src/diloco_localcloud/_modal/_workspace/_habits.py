@@ -26,15 +26,10 @@ class ModalHabits:
     Attributes:
         auto_start: the seconds after which queued calls get a container by themselves; None leaves
             it to ``start``.
-        auto_end: the seconds after which their functions return None by themselves; None leaves it
-            to the test.
         interrupt_seconds: how long a program takes to end after SIGINT, unless its ``on_interrupt``
             says otherwise.
         grace_seconds: the time that Modal gives a program between SIGINT and SIGKILL.
         gpus: the types of GPU that Modal knows; another one is refused.
-        no_gpus: types of which no GPU is free: calls that need one wait, whatever ``auto_start``
-            says.
-        gpu_waits: how many seconds calls wait for a GPU of a type, in addition to ``auto_start``.
         retention_seconds: how long outputs of calls are kept after their end, and entries of Dicts
             after their last use.
         rates: calls per second that are let through, by RPC; those beyond are refused with
@@ -43,11 +38,8 @@ class ModalHabits:
 
     def __init__(self) -> None:
         self.auto_start: float | None = None
-        self.auto_end: float | None = None
         self.interrupt_seconds = 1.0
         self.grace_seconds = 30.0
         self.gpus: set[str] = set(_KNOWN_GPUS)
-        self.no_gpus: set[str] = set()
-        self.gpu_waits: dict[str, float] = {}
         self.retention_seconds = 7 * 86400.0
         self.rates: dict[str, float] = {}

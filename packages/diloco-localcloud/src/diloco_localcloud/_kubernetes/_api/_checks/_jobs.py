@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from ..._jobs import _indexes
 from ..._objects import _refusals
 from . import _names, _pods
 from ._names import Cause, invalid, not_supported, required
@@ -18,11 +17,11 @@ _IMMUTABLE = (
     "completionMode",
     "podFailurePolicy",
     "backoffLimitPerIndex",
-    "managedBy",
-    "successPolicy",
 )
-# The fields that may still change in the template of a suspended Job that has never started.
-_SCHEDULING = ("nodeSelector", "affinity", "tolerations", "schedulingGates")
+# A cluster lets these change in rare cases; the stand-in never does.
+_FIXED = ("completions", "template")
+_UNCHANGED = "Forbidden: the stand-in does not change it"
+_UNSERVED = ("managedBy", "manualSelector", "successPolicy")
 
 
 def new(job: Json) -> Json:
@@ -60,28 +59,11 @@ def changed(old: Json, job: Json) -> Json:
     job = {**job, "spec": _with_defaults(job.get("spec") or {})}
     before, after = old["spec"], job["spec"]
     problems = _causes(job)
-    if before.get("completions") != after.get("completions"):
-        tandem = before.get("completionMode") == "Indexed" and before.get(
-            "completions"
-        ) == before.get("parallelism")
-        if not tandem:
-            problems.append(
-                invalid("spec.completions", after.get("completions"), "field is immutable")
-            )
-        elif after.get("completions") != after.get("parallelism"):
-            words = "can only be modified in tandem with spec.parallelism"
-            problems.append(invalid("spec.completions", after.get("completions"), words))
-    for field in _IMMUTABLE:
+    for field in (*_IMMUTABLE, *_FIXED):
         if before.get(field) != after.get(field):
-            problems.append(invalid(f"spec.{field}", after.get(field), "field is immutable"))
-    if not _same_template(old, before["template"], after["template"]):
-        problems.append(
-            (
-                "spec.template",
-                "FieldValueInvalid",
-                "Invalid value: core.PodTemplateSpec{...}: field is immutable",
-            )
-        )
+            forbidden = (f"spec.{field}", "FieldValueForbidden", _UNCHANGED)
+            problem = invalid(f"spec.{field}", after.get(field), "field is immutable")
+            problems.append(forbidden if field in _FIXED else problem)
     if problems:
         raise _refusals.invalid("Job", "batch", job["metadata"]["name"], problems)
     return job
@@ -132,6 +114,11 @@ def _causes(job: Json) -> list[Cause]:
         value = spec.get(field, 0)
         if value < 0:
             problems.append(invalid(f"spec.{field}", value, "must be greater than or equal to 0"))
+    problems += [
+        (f"spec.{field}", "FieldValueForbidden", "Forbidden: the stand-in does not serve it")
+        for field in _UNSERVED
+        if spec.get(field)
+    ]
     problems += _indexed(spec, name)
     problems += _policies(spec)
     meta = spec["template"].get("metadata") or {}
@@ -193,7 +180,6 @@ def _policies(spec: Json) -> list[Cause]:
                 "spec.podReplacementPolicy", replacement, ["Failed", "TerminatingOrFailed"]
             )
         )
-    problems += _success_policy(spec)
     if policy is None:
         return problems
     if replacement == "TerminatingOrFailed":
@@ -226,53 +212,3 @@ def _policies(spec: Json) -> list[Cause]:
                 invalid(f"{where}.onExitCodes.containerName", codes["containerName"], words)
             )
     return problems
-
-
-def _success_policy(spec: Json) -> list[Cause]:
-    problems: list[Cause] = []
-    policy = spec.get("successPolicy")
-    if policy is None:
-        return problems
-    if spec["completionMode"] != "Indexed" or "completions" not in spec:
-        return [invalid("spec.successPolicy", policy, "requires indexed completion mode")]
-    rules = policy.get("rules") or []
-    if not rules:
-        problems.append(
-            required(
-                "spec.successPolicy.rules",
-                "at least one rules must be specified when the successPolicy is specified",
-            )
-        )
-    for place, rule in enumerate(rules):
-        where, listed = f"spec.successPolicy.rules[{place}]", rule.get("succeededIndexes")
-        if not listed and rule.get("succeededCount") is None:
-            problems.append(
-                required(
-                    where, "at least one of succeededCount or succeededIndexes must be specified"
-                )
-            )
-        try:
-            indexes = _indexes.parse(listed or "")
-        except ValueError:
-            problems.append(
-                invalid(f"{where}.succeededIndexes", listed, "error parsing succeededIndexes")
-            )
-            continue
-        if any(index >= spec["completions"] for index in indexes):
-            words = (
-                "error parsing succeededIndexes: the last index is out of the range of the "
-                "completions"
-            )
-            problems.append(invalid(f"{where}.succeededIndexes", listed, words))
-    return problems
-
-
-def _same_template(old: Json, before: Json, after: Json) -> bool:
-    if not old["spec"].get("suspend") or "startTime" in old.get("status", {}):
-        return before == after
-
-    def fixed(template: Json) -> Json:
-        spec = {key: value for key, value in template["spec"].items() if key not in _SCHEDULING}
-        return {**template, "spec": spec, "metadata": None}
-
-    return fixed(before) == fixed(after)

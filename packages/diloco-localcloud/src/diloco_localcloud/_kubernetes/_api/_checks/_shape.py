@@ -125,7 +125,6 @@ _JOB_SPEC = {
             }
         ]
     },
-    "successPolicy": {"rules": [{"succeededIndexes": "string", "succeededCount": "int"}]},
 }
 _KINDS: dict[str, Any] = {
     "Job": {

@@ -1,8 +1,8 @@
-"""A log that a test writes."""
+"""The log of one run of one container."""
 
 from __future__ import annotations
 
-from .._control._runtime import ENTRY_BYTES
+from ._runtime import ENTRY_BYTES
 
 
 class MemoryLog:
