@@ -44,7 +44,7 @@ class KubernetesProcesses(KubernetesService):
             None, unless pytest runs with ``--strict-timing``.
 
     Attributes:
-        pods: the pods, which a test may kill, evict or lose.
+        pods: the pods, which a test may kill or evict.
         nodes: the nodes, which a test may add, lose, find again and remove.
         images: the images, which a test may refuse and allow.
         access: the permissions of the user.

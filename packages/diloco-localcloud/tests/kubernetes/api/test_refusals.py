@@ -385,7 +385,9 @@ def test_a_policy_that_is_none(clients):
 )
 def test_what_cannot_change(clients, spec):
     clients.create(clients.indexed("run", 2))
-    with clients.refused(422, "Invalid", "field is immutable|does not change it|restartPolicy"):
+    with clients.refused(
+        422, "Invalid", "field is immutable|in tandem|does not change it|restartPolicy"
+    ):
         clients.patch("run", {"spec": spec})
 
 

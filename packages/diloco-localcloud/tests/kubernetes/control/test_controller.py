@@ -256,11 +256,14 @@ def test_on_failure_restarts_in_place_and_leaves_no_pod(clients):
     assert clients.pods() == []
 
 
-def test_completions_are_not_changed(clients):
+def test_elastic_completions(clients):
     clients.running(clients.indexed("run", 2))
-    words = "spec.completions: Forbidden: the stand-in does not change it"
-    with clients.refused(422, "Invalid", words):
-        clients.patch("run", {"spec": {"completions": 3, "parallelism": 3}})
+    clients.patch("run", {"spec": {"completions": 3, "parallelism": 3}})
+    clients.world.settle()
+    assert [pod.index for pod in clients.world.pods("run", "ns")] == [0, 1, 2]
+    clients.patch("run", {"spec": {"completions": 1, "parallelism": 1}})
+    clients.world.settle()
+    assert [pod.index for pod in clients.world.pods("run", "ns")] == [0]
 
 
 def test_no_pods_without_the_service_account(clients):

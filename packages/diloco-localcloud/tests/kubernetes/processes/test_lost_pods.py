@@ -42,21 +42,6 @@ def test_an_evicted_pod_is_replaced_and_not_counted(clients, stand_in, run):
     assert notes["batch.kubernetes.io/job-index-ignored-failure-count"] == "1"
 
 
-def test_a_pod_on_a_lost_node_runs_on(clients, stand_in, run):
-    run(SLEEP, grace=1, podReplacementPolicy="Failed", backoffLimitPerIndex=1)
-    up(clients, stand_in)
-    lost = stand_in.pods.newest("run", 0, "ns")
-    pid = lost.pids[0]
-    lost.lose()
-    stand_in.pods.wait_for(
-        lambda: stand_in.pods.job("run", "ns")["status"].get("terminating") == 1, PATIENCE
-    )
-    assert alive(pid)
-    lost.found()
-    stand_in.pods.wait_for(lambda: not lost.pids, PATIENCE)
-    assert not alive(pid)
-
-
 def test_a_forced_delete_ends_the_processes_too(clients, stand_in, run):
     run(SLEEP, grace=600, backoffLimitPerIndex=1)
     up(clients, stand_in)
@@ -64,18 +49,4 @@ def test_a_forced_delete_ends_the_processes_too(clients, stand_in, run):
     pid = forced.pids[0]
     clients.core.delete_namespaced_pod(name=forced.name, namespace="ns", grace_period_seconds=0)
     stand_in.pods.wait_for(lambda: forced.json is None and not forced.pids, PATIENCE)
-    assert not alive(pid)
-
-
-def test_forced_delete_of_a_lost_pod_leaves_a_zombie_of_the_run(clients, stand_in, run):
-    run(SLEEP, grace=1, backoffLimitPerIndex=1)
-    up(clients, stand_in)
-    lost = stand_in.pods.newest("run", 0, "ns")
-    pid = lost.pids[0]
-    lost.lose()
-    clients.core.delete_namespaced_pod(name=lost.name, namespace="ns", grace_period_seconds=0)
-    stand_in.pods.wait_for(lambda: lost.json is None, PATIENCE)
-    assert alive(pid)  # two of one rank, as it happens on real clusters
-    lost.found()
-    stand_in.pods.wait_for(lambda: not lost.pids, PATIENCE)
     assert not alive(pid)

@@ -81,14 +81,14 @@ class ProcessKubelet:
                 else:
                     self._bound(pod)
         for uid, sandbox in self._pods.items():
-            if sandbox.node == node and not sandbox.stuck and not self._exists(uid):
+            if sandbox.node == node and not self._exists(uid):
                 self._kill(uid)
 
     def deleting(self, pod: Json) -> None:
         """Send a deleted pod SIGTERM now, and SIGKILL at the end of its grace."""
         meta = pod["metadata"]
         sandbox = self._pods.get(meta["uid"])
-        if self.cluster.out_of_reach(pod) or (sandbox is not None and sandbox.stuck):
+        if self.cluster.out_of_reach(pod):
             return
         self._say(pod, "Killing", "Stopping containers")
         grace = float(meta["deletionGracePeriodSeconds"])
@@ -107,7 +107,7 @@ class ProcessKubelet:
         """
         uid = pod["metadata"]["uid"]
         sandbox = self._pods.get(uid)
-        if sandbox is None or sandbox.stuck or sandbox.node in self.cluster.lost:
+        if sandbox is None or sandbox.node in self.cluster.lost:
             return
         for container in sandbox.containers.values():
             container.term()
@@ -178,9 +178,8 @@ class ProcessKubelet:
         sandbox = self._pods.get(uid)
         if sandbox is None or sandbox.node in self.cluster.lost:
             return
-        if not sandbox.stuck:
-            for container in sandbox.containers.values():
-                container.kill()
+        for container in sandbox.containers.values():
+            container.kill()
 
     # -- the life of a pod
     # ----------------------------------------------------------------------------------------------

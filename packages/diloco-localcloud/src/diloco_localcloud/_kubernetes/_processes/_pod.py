@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, Any
 
-from .._pods import _facts, _states
+from .._pods import _facts
 
 if TYPE_CHECKING:
     from ._kubelet import ProcessKubelet
@@ -63,37 +63,6 @@ class LocalPod:
             LookupError: it is gone.
         """
         self._disrupt("EvictionByEvictionAPI", "Eviction API: evicting")
-
-    def lose(self) -> None:
-        """Put its node out of reach: the API deletes it, but its processes run on, until ``found``.
-
-        Raises:
-            LookupError: it is gone.
-        """
-        with self._cluster.changed:
-            sandbox = self._kubelet.sandbox(str(self._meta["uid"]))
-            if sandbox is not None:
-                sandbox.stuck = True
-            pod = self.json
-            if pod is not None:
-                self._cluster.put_pod(_states.unreachable(pod, self._cluster.timeline.stamp()))
-            self._disrupt(
-                "DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint"
-            )
-
-    def found(self) -> None:
-        """Bring its node back, which ends the pod if it was deleted."""
-        with self._cluster.changed:
-            sandbox = self._kubelet.sandbox(str(self._meta["uid"]))
-            if sandbox is None:
-                return
-            sandbox.stuck = False
-            pod = self.json
-            if pod is None:
-                for container in sandbox.containers.values():
-                    container.kill()
-            elif _facts.deleting(pod):
-                self._kubelet.deleting(pod)
 
     def _disrupt(self, reason: str, message: str) -> None:
         with self._cluster.changed:

@@ -44,7 +44,6 @@ class Sandbox:
         beside: the commands that ``exec`` has started in them.
         logs: the logs, by container and run.
         telling: the number of ended containers that the API server does not know of yet.
-        stuck: as if its node were lost, but for this pod alone.
     """
 
     def __init__(
@@ -59,7 +58,6 @@ class Sandbox:
         self.beside: dict[str, set[Container]] = {}
         self.logs: dict[tuple[str, int], MemoryLog] = {}
         self.telling = 0
-        self.stuck = False
         self._inside: dict[str, Inside] = {}
         self._store = store
         self._folder = folder

@@ -116,19 +116,6 @@ class ScriptedPod:
             name = pod["spec"]["containers"][0]["name"]
             self._cluster.put_pod(_states.restarted(pod, name, self._cluster.timeline.stamp()))
 
-    def unschedulable(self, message: str | None = None) -> None:
-        """Leave it without a node; raise ValueError if it has one already."""
-        with self._kubelet.at(self._meta) as pod:
-            if "nodeName" in pod["spec"]:
-                raise ValueError(
-                    f"pod {self.name} is on a node; set world.schedulable = False before it is made"
-                )
-            text = message or self._kubelet.habits.why_not
-            self._cluster.put_pod(_states.unschedulable(pod, text, self._cluster.timeline.stamp()))
-            self._cluster.events.say(
-                pod, "FailedScheduling", text, source="default-scheduler", warning=True
-            )
-
     def schedule(self) -> None:
         """Give it a node; of declared nodes, the first if it fits on none."""
         with self._kubelet.at(self._meta):

@@ -18,9 +18,6 @@ _IMMUTABLE = (
     "podFailurePolicy",
     "backoffLimitPerIndex",
 )
-# A cluster lets these change in rare cases; the stand-in never does.
-_FIXED = ("completions", "template")
-_UNCHANGED = "Forbidden: the stand-in does not change it"
 _UNSERVED = ("managedBy", "manualSelector", "successPolicy")
 
 
@@ -59,11 +56,24 @@ def changed(old: Json, job: Json) -> Json:
     job = {**job, "spec": _with_defaults(job.get("spec") or {})}
     before, after = old["spec"], job["spec"]
     problems = _causes(job)
-    for field in (*_IMMUTABLE, *_FIXED):
+    if before.get("completions") != after.get("completions"):
+        tandem = before.get("completionMode") == "Indexed" and before.get(
+            "completions"
+        ) == before.get("parallelism")
+        if not tandem:
+            problems.append(
+                invalid("spec.completions", after.get("completions"), "field is immutable")
+            )
+        elif after.get("completions") != after.get("parallelism"):
+            words = "can only be modified in tandem with spec.parallelism"
+            problems.append(invalid("spec.completions", after.get("completions"), words))
+    for field in _IMMUTABLE:
         if before.get(field) != after.get(field):
-            forbidden = (f"spec.{field}", "FieldValueForbidden", _UNCHANGED)
-            problem = invalid(f"spec.{field}", after.get(field), "field is immutable")
-            problems.append(forbidden if field in _FIXED else problem)
+            problems.append(invalid(f"spec.{field}", after.get(field), "field is immutable"))
+    if before["template"] != after["template"]:
+        # A cluster lets a part of it change while the Job is suspended and has never started.
+        words = "Forbidden: the stand-in does not change it"
+        problems.append(("spec.template", "FieldValueForbidden", words))
     if problems:
         raise _refusals.invalid("Job", "batch", job["metadata"]["name"], problems)
     return job
