@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -29,7 +29,7 @@ from diloco_protocol import (
     environment,
     retry,
 )
-from diloco_protocol.backend import redact, redact_json
+from diloco_protocol.backend import Look, follow, redact, redact_json
 
 T = TypeVar("T")
 
@@ -233,21 +233,18 @@ class ToyExecutor(BaseExecutor):
     def _lines(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[tuple[float, str]]:
         names = (handle.metadata["name"], handle.metadata["uid"])
         reader, place = LineReader(), 0
-        while True:
-            # Asked before reading: what was written before the end is then in the log.
-            over = not self._patiently(lambda: self._job(handle)).live or (
-                query.until is not None and self.cloud.clock() >= query.until
-            )
-            chunks = self._patiently(
-                lambda: ask(lambda: self.cloud.log(*names, place))  # noqa: B023 - called at once
-            )
+
+        def ended() -> bool:
+            return not self._patiently(lambda: self._job(handle)).live
+
+        def read(_: bool) -> Generator[tuple[float, str], None, Look]:
+            nonlocal place
+            chunks = self._patiently(lambda: ask(lambda: self.cloud.log(*names, place)))
             place += len(chunks)
             yield from reader.feed(of_stream(chunks, query.streams))
-            if len(chunks) == LOG_PAGE:
-                continue  # there may be more of it
-            if over or not query.follow:
-                break
-            self._backoff.sleep(self._backoff.first)
+            return Look(fresh=bool(chunks), whole=len(chunks) < LOG_PAGE)
+
+        yield from follow(query, read, ended, self._backoff, self.cloud.clock)
         yield from reader.finish()
 
     def _patiently(self, call: Callable[[], T]) -> T:

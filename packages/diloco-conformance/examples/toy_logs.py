@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 
 from toy_cloud import Chunk
@@ -50,9 +49,4 @@ def of_stream(chunks: Iterable[Chunk], streams: str) -> Iterator[Chunk]:
 
 def chosen(lines: Iterable[tuple[float, str]], query: LogQuery) -> Iterator[str]:
     """The lines of the right time in which the expression is found."""
-    pattern = re.compile(query.regex or "")
-    for time, line in lines:
-        early = query.since is not None and time < query.since
-        late = query.until is not None and time >= query.until
-        if not early and not late and pattern.search(line):
-            yield line
+    return (line for time, line in lines if query.selects(line, time))

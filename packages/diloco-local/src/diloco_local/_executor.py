@@ -6,7 +6,7 @@ import logging
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -237,13 +237,9 @@ class LocalProcessExecutor(BaseExecutor):
         lines = _logs.iterate(
             replica,
             terminal,
-            follow=query.follow,
-            since=query.since,
-            until=query.until,
-            regex=query.regex,
-            streams=query.streams,
             sleep=self._options.sleep,
             clock=self._options.clock,
+            **asdict(query),
         )
         return self._read(handle, lines)
 

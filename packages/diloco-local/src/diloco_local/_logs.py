@@ -16,16 +16,15 @@ import contextlib
 import heapq
 import math
 import os
-import re
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from diloco_protocol import InvalidRequestError
-from diloco_protocol.backend import LINE_BYTES, LineSplitter
+from diloco_protocol import Backoff, LogQuery
+from diloco_protocol.backend import LINE_BYTES, LineSplitter, Look, follow
 
 from ._own import open_own_stream
 from ._rundir import AttemptDir, ReplicaDir
@@ -246,108 +245,71 @@ def iterate(
     replica: ReplicaDir,
     terminal: Callable[[], bool],
     *,
-    follow: bool = False,
-    since: float | None = None,
-    until: float | None = None,
-    regex: str | None = None,
-    streams: str = "combined",
     interval: float = 0.2,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.time,
+    **selection: Any,
 ) -> Iterator[str]:
     """Iterate over the lines of a replica, without line ends, attempt after attempt.
 
     Args:
         replica: The replica whose logs are read.
         terminal: Says whether the replica has ended for good.
-        follow: Go on until the replica is terminal and its logs are exhausted, or ``until`` has
-            passed.
-        since: Only lines written at this time (Unix seconds) or later.
-        until: Only lines written before this time.
-        regex: Only lines in which this pattern is found.
-        streams: "stdout", "stderr" or "combined".
         interval: Seconds between two looks.
         sleep: Waits for so many seconds, for tests.
         clock: Unix seconds, for tests.
+        **selection: The fields of :class:`LogQuery`.
 
     Raises:
-        ValueError: There is no such stream, or the pattern is not a regular expression.
+        ValueError: There is no such stream.
     """
-    names = check_streams(streams)
-    try:
-        pattern = None if regex is None else re.compile(regex)
-    except re.error as error:
-        raise InvalidRequestError(
-            f"regex={regex!r} is not a regular expression: {error}"
-        ) from error
-    return _iterate(replica, terminal, names, pattern, follow, since, until, interval, sleep, clock)
+    query = LogQuery(**selection)
+    reader = _Attempts(replica, query, check_streams(query.streams))
+    pauses = Backoff(first=interval, cap=interval, jitter=0.0, sleep=sleep)
+    return follow(query, reader.lines, terminal, pauses, lambda: clock() - SAMPLE_SECONDS)
 
 
-def _iterate(
-    replica: ReplicaDir,
-    terminal: Callable[[], bool],
-    names: tuple[str, ...],
-    pattern: re.Pattern[str] | None,
-    follow: bool,
-    since: float | None,
-    until: float | None,
-    interval: float,
-    sleep: Callable[[float], None],
-    clock: Callable[[], float],
-) -> Iterator[str]:
-    done = 0
-    latest = 0.0
-    while True:
-        # Asked before reading: what was written before the end is then on disk and will be read.
-        ended = not follow or terminal() or (until is not None and clock() > until + SAMPLE_SECONDS)
-        attempts = replica.attempts()
-        while done < len(attempts):
-            attempt = attempts[done]
-            reading = _Attempt(attempt, names, since, until, pattern, latest)
-            while True:
-                superseded = len(replica.attempts()) > done + 1
-                yield from reading.lines(last=ended or superseded)
-                if ended or superseded:
-                    break
-                sleep(interval)
-                ended = terminal() or (until is not None and clock() > until + SAMPLE_SECONDS)
-            latest = reading.latest
-            done += 1
-        if ended:
-            return
-        sleep(interval)
+class _Attempts:
+    """The selected lines of all attempts of a replica, as they come."""
+
+    def __init__(self, replica: ReplicaDir, query: LogQuery, names: tuple[str, ...]) -> None:
+        self._replica = replica
+        self._query = query
+        self._names = names
+        self._done = 0
+        self._current: _Attempt | None = None
+        self._latest = 0.0  # the time of the newest line
+
+    def lines(self, last: bool) -> Generator[str, None, Look]:
+        attempts = self._replica.attempts()
+        while self._done < len(attempts):
+            current = self._current or _Attempt(attempts[self._done], self._names, self._latest)
+            self._current = current
+            attempts = self._replica.attempts()
+            over = last or len(attempts) > self._done + 1
+            for moment, text in current.lines(last=over):
+                self._latest = max(self._latest, moment)
+                if self._query.selects(text, moment):
+                    yield text
+            if not over:
+                break
+            self._current = None
+            self._done += 1
+        return Look(fresh=False)
 
 
 class _Attempt:
-    """The lines of one attempt, as they come."""
+    """The lines of one attempt with their times, as they come."""
 
-    def __init__(
-        self,
-        attempt: AttemptDir,
-        names: tuple[str, ...],
-        since: float | None,
-        until: float | None,
-        pattern: re.Pattern[str] | None,
-        latest: float,
-    ) -> None:
-        self.latest = latest  # the time of the newest line, also of the attempts before
+    def __init__(self, attempt: AttemptDir, names: tuple[str, ...], begins_at: float) -> None:
         self._attempt = attempt
         self._names = names
-        self._since = since
-        self._until = until
-        self._pattern = pattern
-        self._clock = _Clock(attempt, latest)
+        self._clock = _Clock(attempt, begins_at)
         self._readers = {name: _Reader(attempt.log(name)) for name in names}
 
-    def lines(self, *, last: bool) -> Iterator[str]:
+    def lines(self, *, last: bool) -> Iterator[tuple[float, str]]:
         streams = [self._timed(order, name, last) for order, name in enumerate(self._names)]
-        for moment, _, _, text in heapq.merge(*streams):
-            self.latest = max(self.latest, moment)
-            inside = (self._since is None or moment >= self._since) and (
-                self._until is None or moment < self._until
-            )
-            if inside and (self._pattern is None or self._pattern.search(text)):
-                yield text
+        return ((moment, text) for moment, _, _, text in heapq.merge(*streams))
 
     def _timed(self, order: int, name: str, last: bool) -> Iterator[tuple[float, int, int, str]]:
         reader = self._readers[name]

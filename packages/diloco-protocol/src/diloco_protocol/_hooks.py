@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -72,6 +73,19 @@ class LogQuery:
     until: float | None = None
     regex: str | None = None
     streams: str = "combined"
+
+    def selects(self, text: str, at: float | None = None) -> bool:
+        """Return whether a line is selected by its text and its time in Unix seconds.
+
+        A line whose time is not known is selected at any time.
+        """
+        return self.covers(at) and (self.regex is None or re.search(self.regex, text) is not None)
+
+    def covers(self, at: float | None) -> bool:
+        """Return whether a time is from ``since`` on and before ``until``."""
+        return at is None or (
+            (self.since is None or at >= self.since) and (self.until is None or at < self.until)
+        )
 
 
 class Hooks(ABC):

@@ -22,6 +22,7 @@ from ._checks import (
 )
 from ._command import Answer, Command, command
 from ._discovery import get_command
+from ._follow import LogEnd, Look, follow
 from ._in_time import in_time
 from ._json import check_json
 from ._lines import LINE_BYTES, LineSplitter, split_lines
@@ -64,6 +65,8 @@ __all__ = [
     "Command",
     "GpuRequest",
     "LineSplitter",
+    "LogEnd",
+    "Look",
     "Options",
     "Process",
     "adopt_orphans",
@@ -88,6 +91,7 @@ __all__ = [
     "command",
     "descendants",
     "details",
+    "follow",
     "get_command",
     "in_time",
     "is_reserved",

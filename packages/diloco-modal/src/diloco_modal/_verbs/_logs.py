@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 from diloco_protocol import Backoff, LogQuery
-from diloco_protocol.backend import LineSplitter
+from diloco_protocol.backend import LineSplitter, LogEnd, Look, follow
 
 from .._client._errors import DenseLogError
 from ._log_entries import CLOCKS, MOST_BYTES, Entries, Fetch
@@ -83,31 +82,20 @@ def read_log(
     if query.n_lines is not None:
         yield from _tail(fetch, query.n_lines, source, begin, clock)
         return
-    pattern = None if query.regex is None else re.compile(query.regex)
     entries, lines = Entries(fetch, source, begin, clock), Lines()
-    quiet, over, delays = 0, False, backoff.delays()
 
-    def wanted(made: Iterable[str]) -> Iterator[str]:
-        return (line for line in made if pattern is None or pattern.search(line))
-
-    while True:
-        if query.follow and not over:
-            over = (query.until is not None and clock() >= query.until) or terminal()
-            delays = backoff.delays() if over else delays
+    def read(_: bool, *, whole: bool = False) -> Generator[str, None, Look]:
         fresh = 0
-        for part in entries.new(query.until):
+        for part in entries.new(query.until, whole=whole):
             fresh += sum(entry.source != _MODAL for entry in part)
-            yield from wanted(lines.feed(entry for entry in part if _within(entry, query)))
-        quiet = quiet + 1 if over and not fresh else 0
-        if not query.follow or quiet >= _QUIET_LOOKS:
-            break
-        if fresh:
-            delays = backoff.delays()
-        backoff.sleep(next(delays))
+            inside = (entry for entry in part if query.covers(entry.timestamp.timestamp()))
+            yield from filter(query.selects, lines.feed(inside))
+        return Look(fresh > 0)
+
+    yield from follow(query, read, terminal, backoff, clock, LogEnd(looks=_QUIET_LOOKS))
     if query.follow:
-        for part in entries.new(query.until, whole=True):
-            yield from wanted(lines.feed(entry for entry in part if _within(entry, query)))
-    yield from wanted(lines.rest())
+        yield from read(True, whole=True)
+    yield from filter(query.selects, lines.rest())
 
 
 def _tail(
@@ -142,8 +130,3 @@ def _last_lines(wanted: int, parts: Iterable[list[Any]]) -> list[str]:
         lines.extend(made.feed(part))
     lines.extend(made.rest())
     return list(lines)
-
-
-def _within(entry: Any, query: LogQuery) -> bool:
-    at = entry.timestamp.timestamp()
-    return (query.since is None or at >= query.since) and (query.until is None or at < query.until)

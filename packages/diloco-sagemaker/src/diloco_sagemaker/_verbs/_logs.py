@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -19,7 +18,7 @@ from diloco_protocol import (
     UnavailableError,
     retry,
 )
-from diloco_protocol.backend import shown, split_lines
+from diloco_protocol.backend import LogEnd, Look, follow, shown, split_lines
 
 from .._client._calls import Client
 from .._client._errors import NOT_ITS_OWN, MissingError
@@ -79,28 +78,25 @@ class JobLog:
                 raise
 
     def _found(self, query: LogQuery) -> Iterator[str]:
-        chosen = self._chosen(query)
         if query.n_lines is not None:
-            yield from self._tail(chosen, query.n_lines)
-        elif query.follow:
-            yield from self._follow(chosen, query)
-        else:
+            yield from self._tail(query, query.n_lines)
+            return
+        tokens: dict[str, str] = {}
+
+        def ended() -> bool:
+            return self._job.status in ENDED  # as of the look before, which saves calls
+
+        def read(_: bool) -> Generator[str, None, Look]:
+            arrived = False
+            # Lines get their times from the machines, and arrive some seconds late.
             for stream in self._streams():
-                for events in self._pages(stream, {}, query.since):
-                    yield from _lines(events, chosen)
+                for events in self._pages(stream, tokens, query.since):
+                    arrived |= bool(events)
+                    yield from _lines(events, query)
+            return Look(arrived)
 
-    def _chosen(self, query: LogQuery) -> Callable[[dict[str, Any], str], bool]:
-        pattern = None if query.regex is None else re.compile(query.regex)
-
-        def keep(event: dict[str, Any], line: str) -> bool:
-            moment = event.get("timestamp", 0) / 1000
-            return (
-                (query.since is None or moment >= query.since)
-                and (query.until is None or moment < query.until)
-                and (pattern is None or pattern.search(line) is not None)
-            )
-
-        return keep
+        end = LogEnd(seconds=self._delay)
+        yield from follow(query, read, ended, self._backoff, self._clock, end)
 
     def _streams(self) -> list[str]:
         """List this job's streams in order of name, without those of an earlier job of this name.
@@ -124,45 +120,18 @@ class JobLog:
             )
         return stream_names
 
-    def _tail(self, keep: Callable[[dict[str, Any], str], bool], count: int) -> Iterator[str]:
+    def _tail(self, query: LogQuery, count: int) -> Iterator[str]:
         """Yield the last lines; they are read backwards, from the newest stream on."""
         last: deque[str] = deque()
         for stream in reversed(self._streams()):
             for events in self._pages(stream, {}, back=True):
                 left = min(count - len(last), sys.maxsize)
-                last.extendleft(reversed(deque(_lines(events, keep), maxlen=left)))
+                last.extendleft(reversed(deque(_lines(events, query), maxlen=left)))
                 if len(last) >= count:
                     break
             if len(last) >= count:
                 break
         yield from last
-
-    def _follow(
-        self, keep: Callable[[dict[str, Any], str], bool], query: LogQuery
-    ) -> Iterator[str]:
-        tokens: dict[str, str] = {}
-        quiet_since: float | None = None
-        delays = self._backoff.delays()
-        while True:
-            # Lines get their times from the machines, and arrive some seconds late.
-            late = query.until is not None and self._clock() >= query.until
-            streams = self._streams()
-            ended = late or self._job.status in ENDED
-            arrived = False
-            for stream in streams:
-                for events in self._pages(stream, tokens, query.since):
-                    arrived |= bool(events)
-                    yield from _lines(events, keep)
-            now = self._backoff.clock()
-            if arrived:
-                delays = self._backoff.delays()
-            pause = next(delays)
-            if ended:
-                quiet_since = now if arrived or quiet_since is None else quiet_since
-                if now - quiet_since >= self._delay:
-                    return
-                pause = min(pause, quiet_since + self._delay - now)
-            self._backoff.sleep(pause)
 
     def _pages(
         self, stream: str, tokens: dict[str, str], since: float | None = None, *, back: bool = False
@@ -215,12 +184,11 @@ class JobLog:
         return f"The log is at {log_url(self._client.region, self._job.name)}"
 
 
-def _lines(
-    events: list[dict[str, Any]], keep: Callable[[dict[str, Any], str], bool]
-) -> Iterator[str]:
+def _lines(events: list[dict[str, Any]], query: LogQuery) -> Iterator[str]:
     for event in events:
+        at = event.get("timestamp", 0) / 1000
         pieces = [event.get("message", "").removesuffix("\n").encode(errors="replace") + b"\n"]
         for line in split_lines(pieces):
             text = line.decode(errors="replace")
-            if keep(event, text):
+            if query.selects(text, at):
                 yield text
