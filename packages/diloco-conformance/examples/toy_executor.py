@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
 from toy_cloud import LOG_PAGE, OUTPUT_BYTES, RETENTION, CloudError, Job, ToyCloud
 from toy_logs import LineReader, chosen, of_stream
@@ -27,15 +27,12 @@ from diloco_protocol import (
     RunRequest,
     UnavailableError,
     environment,
-    retry,
 )
 from diloco_protocol.backend import Look, follow, redact, redact_json
 
-T = TypeVar("T")
-
 TRIES = 3
 PATIENCE = 30.0
-"""Seconds for which a log may be out of reach while it is read."""
+"""Seconds for which the cloud may be out of reach."""
 
 
 class ToyExecutor(BaseExecutor):
@@ -45,7 +42,7 @@ class ToyExecutor(BaseExecutor):
     supports_inter_replica_network = False
 
     def __init__(self, cloud: ToyCloud, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(patience=PATIENCE, **options)
         self.cloud = cloud
         scope = "gang" if cloud.gang else "replica"
         self.capabilities = Capabilities(
@@ -246,11 +243,6 @@ class ToyExecutor(BaseExecutor):
 
         yield from follow(query, read, ended, self._backoff, self.cloud.clock)
         yield from reader.finish()
-
-    def _patiently(self, call: Callable[[], T]) -> T:
-        # Whoever follows for hours meets a broken connection now and then, and it must not cost the
-        # rest of the log.
-        return retry(call, self._backoff, timeout=PATIENCE)
 
     # --- ending and finding ---
 

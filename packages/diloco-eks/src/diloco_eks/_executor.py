@@ -16,7 +16,6 @@ from diloco_protocol import (
     Finding,
     InvalidRequestError,
     LaunchError,
-    Option,
     OutcomeMessage,
     Plan,
     ReplicaHandle,
@@ -24,7 +23,7 @@ from diloco_protocol import (
     ReplicaStatus,
     RunRequest,
 )
-from diloco_protocol.backend import options_of, takes, try_rendezvous
+from diloco_protocol.backend import takes
 
 from ._client._client import Client
 from ._client._cluster import Cluster
@@ -78,6 +77,9 @@ class EKSExecutor(LogVerbs):
         remembers_ended=False,
     )
 
+    options_class = EKSOptions
+    replica_word = "pod"
+
     _last_look = 5.0  # seconds that the cluster has to answer, however close the deadline is
 
     @takes(EKSOptions)
@@ -94,20 +96,14 @@ class EKSExecutor(LogVerbs):
                     f"{name}= has no effect beside batch_api=, which knows its cluster: leave one "
                     "of them out"
                 )
-        super().__init__(
-            run_id=chosen.run_id,
-            journal=chosen.journal,
-            backoff=chosen.backoff or Backoff(first=1.0, factor=1.5, cap=15.0),
-            env=chosen.env,
-            max_restarts=chosen.backoff_limit,
-        )
+        backoff = Backoff(first=1.0, factor=1.5, cap=15.0)
+        super().__init__(**chosen.of_base(backoff), max_restarts=chosen.backoff_limit)
         self._given = chosen
         self.capabilities = replace(
             type(self).capabilities,
             retention=chosen.ttl_seconds_after_finished,
             failure_scope="gang" if chosen.on_replica_failure == "fail_run" else "replica",
         )
-        self._patience = chosen.retry_timeout
         self._clock = chosen.clock
         self._client = Client(
             context=chosen.context,
@@ -132,11 +128,6 @@ class EKSExecutor(LogVerbs):
     @property
     def _namespace(self) -> str:
         return self._options.namespace or names.DEFAULT
-
-    @classmethod
-    def options(cls) -> list[Option]:
-        """Return the options that the constructor takes."""
-        return options_of(EKSOptions)
 
     def close(self) -> None:
         """Close idle connections; see :meth:`BaseExecutor.close`."""
@@ -188,46 +179,6 @@ class EKSExecutor(LogVerbs):
         # removed.
         with suppress(ConflictError):
             self._patiently(lambda: self._cluster.create_config_map(arguments, dry_run=True))
-
-    def check(
-        self,
-        n_replicas: int = 1,
-        *,
-        rendezvous_uri: str | None = None,
-        patience: float = 600.0,
-        **options: Any,
-    ) -> list[Finding]:
-        """Report what would prevent a launch.
-
-        Creates nothing, except for one pod if ``rendezvous_uri`` is given. Checks the cluster's
-        address and credentials, our rights, the service account and quotas, and makes the cluster
-        check the Job and one of its pods (dry runs). Only a replica can tell whether replicas can
-        reach their bucket: one without GPUs is started with the run's image, account and
-        environment, tries the bucket, and is removed.
-
-        Args:
-            n_replicas: As for :meth:`launch_replicas`.
-            rendezvous_uri: A prefix for a pod to try; the pod's image needs ``diloco-core``.
-            patience: Seconds that this pod may take, image and node included.
-            **options: As for :meth:`launch_replicas`: ``gpu``, ``cpu``, ``memory``, ``spot`` and so
-                on.
-
-        Returns:
-            The findings, good and bad; each says what to do. The subjects are ``"cluster"``,
-            ``"rights"``, ``"service account"``, ``"queue"``, ``"manifest"``, ``"pods"``,
-            ``"quota"`` and ``"rendezvous"``; and ``"cleanup"`` if the pod that tried the prefix
-            could not be removed.
-
-        Raises:
-            InvalidRequestError: The launch itself would be refused.
-        """
-        findings = super().check(n_replicas, **options)
-        if rendezvous_uri is not None and all(finding.ok is not False for finding in findings):
-            small: dict[str, Any] = {
-                name: options[name] for name in ("env", "secrets") if name in options
-            }
-            findings += try_rendezvous(self, rendezvous_uri, patience, small, "pod")
-        return findings
 
     def _findings(self, request: RunRequest) -> list[Finding]:
         manifest = job_manifest(request, self._options)
@@ -310,14 +261,6 @@ class EKSExecutor(LogVerbs):
 
     # --- watching ---
 
-    def describe(self, handle: ReplicaHandle) -> ReplicaStatus:
-        """Return everything that is known about a replica; see :meth:`BaseExecutor.describe`.
-
-        Retries for ``retry_timeout`` seconds.
-        """
-        ask = super().describe
-        return self._patiently(lambda: ask(handle))
-
     def _within(self, seconds: float | None) -> AbstractContextManager[object]:
         """Limit the wait for answers of the cluster to the given time and at most 5 s more."""
         if seconds is None:
@@ -359,14 +302,6 @@ class EKSExecutor(LogVerbs):
         now = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="seconds")
         self._patiently(lambda: self._runs.cancel(handle, now))
 
-    def purge(self, handle: ReplicaHandle) -> None:
-        """Remove the records of a run; see :meth:`BaseExecutor.purge`.
-
-        Retries for ``retry_timeout`` seconds.
-        """
-        remove = super().purge
-        self._patiently(lambda: remove(handle))
-
     def _purge(self, handle: ReplicaHandle) -> None:
         self._runs.purge(handle)
 
@@ -396,16 +331,15 @@ class EKSExecutor(LogVerbs):
         return [replace(handle, rank=rank) for rank in range(first, first + facts.completions)]
 
     def _rendezvous(self, handle: ReplicaHandle) -> str | None:
-        return self._patiently(lambda: self._runs.rendezvous(handle))
+        return self._runs.rendezvous(handle)
 
     def _list_runs(self) -> list[str]:
         selector = f"{names.MANAGED_BY}={names.MANAGER},{names.RUN}"
-        return self._patiently(lambda: self._cluster.list_runs(self._namespace, selector))
+        return self._cluster.list_runs(self._namespace, selector)
 
     def _attach(self, run_id: str) -> list[ReplicaHandle]:
         space, server = self._namespace, self._client.server
-        facts = self._patiently(lambda: find_job(self._cluster, space, run_id))
-        return self._handles(facts, server)
+        return self._handles(find_job(self._cluster, space, run_id), server)
 
     def _check_handle(self, handle: ReplicaHandle) -> None:
         check_handle(handle, [self._namespace, *self._given.other_namespaces])

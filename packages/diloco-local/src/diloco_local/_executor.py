@@ -17,14 +17,13 @@ from diloco_protocol import (
     Capabilities,
     InvalidRequestError,
     LogQuery,
-    Option,
     ReplicaHandle,
     ReplicaNotFoundError,
     ReplicaStatus,
     RunRequest,
     environment,
 )
-from diloco_protocol.backend import RESULT_BYTES, is_run_id, options_of, shown, takes
+from diloco_protocol.backend import RESULT_BYTES, is_run_id, shown, takes
 
 from . import _logs, _runs
 from ._check import check_entrypoint
@@ -70,24 +69,17 @@ class LocalProcessExecutor(BaseExecutor):
         log_streams=("combined", "stderr", "stdout"),
     )
 
+    options_class = LocalOptions
+    replica_word = "process"
+
     @takes(LocalOptions)
     def __init__(self, **options: Any) -> None:
         chosen = LocalOptions(**options)
-        super().__init__(
-            run_id=chosen.run_id,
-            journal=chosen.journal,
-            backoff=chosen.backoff or Backoff(first=0.02, factor=1.5, cap=0.5),
-            env=chosen.env,
-        )
+        super().__init__(**chosen.of_base(Backoff(first=0.02, factor=1.5, cap=0.5)))
         self._options = chosen
         root = default_root() if chosen.root is None else chosen.root
         self._root = _root(root)
         self._roots = (self._root, *map(_root, chosen.other_roots))
-
-    @classmethod
-    def options(cls) -> list[Option]:
-        """Return the options that the constructor takes."""
-        return options_of(LocalOptions)
 
     def _check_handle(self, handle: ReplicaHandle) -> None:
         _runs.check_handle(handle, self._roots)

@@ -7,7 +7,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from diloco_protocol import (
     Backoff,
@@ -16,20 +16,16 @@ from diloco_protocol import (
     Finding,
     InvalidRequestError,
     LogQuery,
-    Option,
     ReplicaHandle,
     ReplicaNotFoundError,
     ReplicaStatus,
     ResultLostError,
     RunRequest,
     UnavailableError,
-    retry,
 )
 from diloco_protocol.backend import (
     check_text,
-    options_of,
     takes,
-    try_rendezvous,
 )
 
 from ._client._client import Client
@@ -59,7 +55,6 @@ from ._verbs._log_entries import CLOCKS
 from ._verbs._logs import read_log
 from ._verbs._observe import Observer
 
-T = TypeVar("T")
 _WARNINGS = 10
 
 
@@ -91,16 +86,13 @@ class ModalSpawnExecutor(BaseExecutor):
         calls_per_look="rank",
     )
 
+    options_class = ModalOptions
+    replica_word = "call"
+
     @takes(ModalOptions)
     def __init__(self, *arguments: Any, **options: Any) -> None:
         chosen = ModalOptions(*arguments, **options)
-        super().__init__(
-            run_id=chosen.run_id,
-            journal=chosen.journal,
-            backoff=chosen.backoff or Backoff(first=1.0, factor=1.5, cap=20.0),
-            env=chosen.env,
-            max_restarts=chosen.max_restarts,
-        )
+        super().__init__(**chosen.of_base(Backoff(first=1.0, factor=1.5, cap=20.0)))
         self._options = chosen
         # The limit of a single attempt; how many restarts there may be is up to each launch.
         longest = LONGEST_CALL - MARGIN - chosen.grace
@@ -109,11 +101,6 @@ class ModalSpawnExecutor(BaseExecutor):
         self._launcher = Launcher(self._client, chosen, self._backoff)
         self._observer = Observer(self._client, chosen)
         self._canceller = Canceller(self._client, chosen, self._observer, self._patiently)
-
-    @classmethod
-    def options(cls) -> list[Option]:
-        """List the options that the constructor takes."""
-        return options_of(ModalOptions)
 
     # --- launching ---
 
@@ -152,48 +139,8 @@ class ModalSpawnExecutor(BaseExecutor):
     def _findings(self, request: RunRequest) -> list[Finding]:
         return check_launch(self._client, self._options, request, self._patiently)
 
-    def check(
-        self,
-        n_replicas: int = 1,
-        *,
-        rendezvous_uri: str | None = None,
-        patience: float = 600.0,
-        **options: Any,
-    ) -> list[Finding]:
-        """Find out what would prevent a launch; with ``rendezvous_uri``, a call is started for it.
-
-        Without ``rendezvous_uri`` nothing is started. Checks the token, the app and its function,
-        and the Secrets. Only a call can find out whether replicas reach their rendezvous, and
-        whether the app is of this version: one is started without asking for a GPU (it has one if
-        the app declares it), tries the prefix, and is removed.
-
-        Args:
-            n_replicas: As for the launch.
-            rendezvous_uri: Start a call that tries this prefix; its image needs ``diloco-core``.
-            patience: Seconds that this call may take, including the start of the container and the
-                image.
-            **options: As for the launch: ``gpu``, ``secrets`` and so on.
-
-        Returns:
-            All findings, good and bad. Each says what to do, and its ``ok`` is None if the answer
-            is unknown. The subjects are ``"token"``, ``"app"``, ``"secrets"``, ``"place"``
-            (``region``, ``cloud``), ``"version"`` and ``"rendezvous"``; and ``"cleanup"`` if the
-            call could not be ended.
-
-        Raises:
-            InvalidRequestError: The launch itself would be refused.
-        """
-        findings = super().check(n_replicas, **options)
-        if rendezvous_uri is None or any(finding.ok is False for finding in findings):
-            return findings
-        small: dict[str, Any] = {
-            name: options[name] for name in ("env", "secrets") if name in options
-        }
-        tried = try_rendezvous(self, rendezvous_uri, patience, small, "call")
-        if tried[0].ok:
-            tried = [*seen_by_a_call(self._options), *tried]
-        subjects = {finding.subject for finding in tried}
-        return [finding for finding in findings if finding.subject not in subjects] + tried
+    def _seen_by_probe(self) -> list[Finding]:
+        return seen_by_a_call(self._options)
 
     def _where(self) -> str:
         place = self._options.environment_name, self._options.app
@@ -204,14 +151,6 @@ class ModalSpawnExecutor(BaseExecutor):
         return self._launcher.launch(request)
 
     # --- watching ---
-
-    def describe(self, handle: ReplicaHandle) -> ReplicaStatus:
-        """Return everything known about a replica; see :meth:`BaseExecutor.describe`.
-
-        Tries again for ``retry_timeout`` seconds.
-        """
-        ask = super().describe
-        return self._patiently(lambda: ask(handle))
 
     def _observe_run(
         self, handles: Sequence[ReplicaHandle]
@@ -237,8 +176,8 @@ class ModalSpawnExecutor(BaseExecutor):
 
     def _launch_of(self, handle: ReplicaHandle) -> Mapping[str, Any]:
         """Return the entry of a handle's launch; ReplicaNotFoundError if there is none any more."""
-        self._patiently(lambda: self._observer.check_place([handle]))
-        _, entries = self._patiently(lambda: self._observer.read_for(handle))
+        self._observer.check_place([handle])
+        _, entries = self._observer.read_for(handle)
         launch = launch_of(entries)
         if not is_of(handle, launch, entries):
             raise ReplicaNotFoundError(
@@ -260,7 +199,7 @@ class ModalSpawnExecutor(BaseExecutor):
                 return True
 
         call_id = handle.metadata["function_call_id"]
-        call = self._patiently(lambda: self._client.call(call_id))
+        call = self._client.call(call_id)
 
         def fetch(ask: Callable[[Any], Any], most: int) -> list[Any]:
             return self._patiently(lambda: self._client.log_entries(call_id, call, ask, most))
@@ -282,29 +221,20 @@ class ModalSpawnExecutor(BaseExecutor):
         """
         self._canceller.cancel_run(run_id, self.attach, self.cancel)
 
-    def purge(self, handle: ReplicaHandle) -> None:
-        """Remove the record of a run; see :meth:`BaseExecutor.purge`.
-
-        Tries again for ``retry_timeout`` seconds.
-        """
-        ask = super().purge
-        self._patiently(lambda: ask(handle))
-
     def _purge(self, handle: ReplicaHandle) -> None:
-        self._patiently(lambda: self._observer.check_place([handle]))
+        self._observer.check_place([handle])
         while True:
             try:
-                record, entries = self._patiently(lambda: self._observer.read_for(handle))
+                record, entries = self._observer.read_for(handle)
             except ReplicaNotFoundError as error:
-                why = str(error)
-                self._patiently(lambda why=why: self._observer.check_over(handle, why))  # type: ignore[misc]
+                self._observer.check_over(handle, str(error))
                 return
             try:
                 launch = launch_of(entries)
                 if not is_of(handle, launch, entries):
                     if calls_of(entries).get(handle.rank) == handle.metadata["function_call_id"]:
                         raise InvalidRequestError(f"{other_launch(handle)}; nothing is removed")
-                    self._patiently(lambda: self._observer.check_over(handle, other_call(handle)))
+                    self._observer.check_over(handle, other_call(handle))
                     return
                 run_id = str(handle.run_id)  # read() refuses None
                 handles = _handles_of(run_id, launch, calls_of(entries))
@@ -314,7 +244,7 @@ class ModalSpawnExecutor(BaseExecutor):
                     f"run {handle.run_id!r} is not purged, since a call that its record does not "
                     f"name may be running: {error}"
                 ) from error
-            statuses = self._patiently(lambda handles=handles: self._observe_run(handles))  # type: ignore[misc]
+            statuses = self._observe_run(handles)
             alive = {
                 replica.rank: status.message
                 for replica, status in statuses.items()
@@ -332,14 +262,14 @@ class ModalSpawnExecutor(BaseExecutor):
             # find it any more.
             if not self._canceller.void(record, entries):
                 break
-        self._patiently(lambda: self._client.delete_record(handle.run_id, record))
+        self._client.delete_record(handle.run_id, record)
         self._observer.forget(handles)
 
     def _list_runs(self) -> list[str]:
         return self._observer.runs(self._backoff)
 
     def _attach(self, run_id: str) -> list[ReplicaHandle]:
-        _, entries = self._patiently(lambda: self._observer.read(run_id))
+        _, entries = self._observer.read(run_id)
         launch, (calls, damage) = launch_of(entries), readable_calls(entries)
         handles = _handles_of(run_id, launch, calls)
         if damage and not handles:
@@ -367,13 +297,6 @@ class ModalSpawnExecutor(BaseExecutor):
 
     def _check_handle(self, handle: ReplicaHandle) -> None:
         check_handle(handle, self._client.known_environment)  # a journal may answer without Modal
-
-    def _patiently(self, call: Callable[[], T]) -> T:
-        """Repeat a call for a while if Modal throttles or fails.
-
-        All calls that are made in this way may be repeated.
-        """
-        return retry(call, self._backoff, timeout=self._options.retry_timeout)
 
 
 def _handles_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from ._checks import is_number, shown
 from ._errors import BackendError, InvalidRequestError, ThrottledError
@@ -62,6 +62,13 @@ class Backoff:
         while True:
             yield delay * (1 - self.jitter * self.uniform())
             delay = min(delay * self.factor, self.cap)
+
+
+class Patiently(Protocol):
+    """A function that makes a call, and repeats it for a while if its error may pass."""
+
+    def __call__(self, call: Callable[[], T], /) -> T:
+        """Return what ``call`` returns."""
 
 
 def retry(call: Callable[[], T], backoff: Backoff, *, timeout: float) -> T:

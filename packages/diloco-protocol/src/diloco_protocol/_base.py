@@ -24,7 +24,9 @@ from ._hooks import Finding, LogQuery, Option
 from ._journaled import Journaled
 from ._launch_error import LaunchError
 from ._look_order import LookOrder
+from ._options import Options, options_of
 from ._redact import redact_and_cut, redact_json, redact_text
+from ._rendezvous import try_rendezvous
 from ._request import LaunchOptions, Plan, RunRequest, check_restarts, is_run_id, make_request
 from ._texts import readable
 from ._variables import check_variables
@@ -49,10 +51,14 @@ class BaseExecutor(Journaled):
     share between threads if the backend's hooks are.
 
     A backend sets ``backend_name``, ``supports_inter_replica_network`` and ``capabilities``, and
-    supplies hooks. Each hook is called only with arguments that its verb has checked:
+    ``options_class`` to the ``Options`` that its constructor takes, if it has them. It supplies
+    hooks. Each is called only with arguments that its verb has checked:
 
     * ``_check_request(request) -> None`` refuses what this backend cannot do. Optional.
     * ``_findings(request) -> list[Finding]`` looks at what a launch needs, for ``check``. Optional.
+    * ``_probe(patience) -> tuple[executor, options]`` chooses what launches the replica that tries
+      a rendezvous, where this executor would give it more than it needs. Optional.
+    * ``_seen_by_probe() -> list[Finding]`` says what that replica has shown by running. Optional.
     * ``_plan(request) -> list[dict]`` returns what would be sent, with secrets redacted, and calls
       nothing.
     * ``_where() -> str`` says where the replicas of a launch run, such as a region. Optional.
@@ -85,11 +91,16 @@ class BaseExecutor(Journaled):
         backoff: Delays of the wait loop, with its clock and sleep.
         env: Environment variables for every launch; those of the launch itself take precedence.
         max_restarts: How often a failed attempt is started again, if the launch does not say.
+        patience: Seconds for which ``describe``, ``log_iter``, ``stream_logs``, ``purge``,
+            ``list_runs``, ``attach``, ``exists`` and ``meets_at`` try again while the backend's
+            errors may pass. So their hooks need not, and have to be repeatable.
 
     Raises:
         InvalidRequestError: ``env`` sets a variable that a launch may not set, or ``max_restarts``
             is not from 0 to 1000.
     """
+
+    options_class: type[Options] | None = None
 
     def __init__(
         self,
@@ -99,6 +110,7 @@ class BaseExecutor(Journaled):
         backoff: Backoff | None = None,
         env: Mapping[str, str] | None = None,
         max_restarts: int = 0,
+        patience: float = 0.0,
     ) -> None:
         self._env = check_variables("env", env)
         self._max_restarts = check_restarts("max_restarts", max_restarts)
@@ -108,6 +120,7 @@ class BaseExecutor(Journaled):
         self._noted = set()
         self._looks = LookOrder()
         self._backoff = backoff or Backoff(first=0.2, factor=1.5, cap=5.0)
+        self._patience = patience
 
     # --- launching ---
 
@@ -228,7 +241,7 @@ class BaseExecutor(Journaled):
         self._check(handle)
         gone: ReplicaNotFoundError | None = None
         try:
-            status = self._observe([handle]).get(handle)
+            status = self._patiently(lambda: self._observe([handle])).get(handle)
         except ReplicaNotFoundError as error:
             status, gone = None, error
         if status is None:
@@ -264,7 +277,8 @@ class BaseExecutor(Journaled):
         """
         self._check(handle)
         check_whole("n_lines", n_lines, 1)
-        return "\n".join(self._logs(handle, LogQuery(n_lines=n_lines)))
+        query = LogQuery(n_lines=n_lines)
+        return "\n".join(self._patiently(lambda: self._logs(handle, query)))
 
     def log_iter(
         self,
@@ -317,16 +331,14 @@ class BaseExecutor(Journaled):
                 raise InvalidRequestError(
                     f"regex={shown(regex)} is not a regular expression: {error}"
                 ) from None
-        return self._logs(
-            handle,
-            LogQuery(
-                follow=follow,
-                since=_sayable(since),
-                until=_sayable(until),
-                regex=regex,
-                streams=streams,
-            ),
+        query = LogQuery(
+            follow=follow,
+            since=_sayable(since),
+            until=_sayable(until),
+            regex=regex,
+            streams=streams,
         )
+        return self._patiently(lambda: self._logs(handle, query))
 
     def collect(
         self,
@@ -426,6 +438,9 @@ class BaseExecutor(Journaled):
                 written. In the second case, nothing was removed.
         """
         self._check(handle)
+        self._patiently(lambda: self._record_and_purge(handle))
+
+    def _record_and_purge(self, handle: ReplicaHandle) -> None:
         if self._journal is not None:
             self._write_last_ends(self._journal, handle)
         self._purge(handle)
@@ -434,7 +449,7 @@ class BaseExecutor(Journaled):
 
     def list_runs(self) -> list[str]:
         """Return the run_ids that the backend has records of, oldest first."""
-        return self._list_runs()
+        return self._patiently(self._list_runs)
 
     def attach(self, run_id: str) -> list[ReplicaHandle]:
         """Return the handles of a run, in rank order.
@@ -476,34 +491,59 @@ class BaseExecutor(Journaled):
         """
         self._check(handle)
         try:
-            return self._rendezvous(handle)
+            return self._patiently(lambda: self._rendezvous(handle))
         except SpecVersionError as error:
             raise BackendError(f"rank {handle.rank} of run {handle.run_id!r}: {error}") from error
 
     # --- before a launch ---
 
-    def check(self, n_replicas: int = 1, **options: Unpack[LaunchOptions]) -> list[Finding]:
+    def check(
+        self,
+        n_replicas: int = 1,
+        *,
+        rendezvous_uri: str | None = None,
+        patience: float | None = None,
+        **options: Unpack[LaunchOptions],
+    ) -> list[Finding]:
         """Report what would prevent a launch and what is in order; starts no replica of a run.
 
+        Only a replica can find out whether replicas reach their rendezvous: with
+        ``rendezvous_uri``, one without GPUs is started with the run's image and environment, tries
+        the prefix, and is removed. It costs what such a replica costs.
+
         Args:
-            n_replicas: As for :meth:`launch_replicas`.
+            n_replicas: As for the launch.
+            rendezvous_uri: The prefix to try. The replica's image needs ``diloco-core``.
+            patience: Seconds that this replica may take, with the start of its machine and image.
+                None: 600, or what its backend says.
             **options: As for the launch: ``gpu``, ``cpu``, ``memory``, ``spot`` and so on.
 
         Returns:
-            The findings, good and bad; each says what to do. Empty where the backend checks
-            nothing.
+            The findings, good and bad; each says what to do, and its ``ok`` is None if the answer
+            is not known. One of them is ``"rendezvous"`` if a replica has tried it, and there is a
+            ``"cleanup"`` if that replica could not be removed.
 
         Raises:
             InvalidRequestError: The launch itself would be refused.
         """
         request = self._request(n_replicas, "check:check", None, **options)
         self._plan(request)  # it makes checks that only this backend can make, and calls nothing
-        return self._findings(request)
+        findings = self._findings(request)
+        if rendezvous_uri is None or any(finding.ok is False for finding in findings):
+            return findings
+        patience = self.probe_seconds if patience is None else patience
+        executor, more = self._probe(check_seconds("patience", patience, positive=True))
+        more = {"env": options.get("env"), "secrets": options.get("secrets"), **more}
+        tried = try_rendezvous(executor, rendezvous_uri, patience, more, self.replica_word)
+        if tried[0].ok:
+            tried = [*self._seen_by_probe(), *tried]
+        subjects = {finding.subject for finding in tried}
+        return [finding for finding in findings if finding.subject not in subjects] + tried
 
     @classmethod
     def options(cls) -> list[Option]:
         """Return the options that the constructor takes; the class itself can be asked, too."""
-        return []
+        return [] if cls.options_class is None else options_of(cls.options_class)
 
     def close(self) -> None:
         """Release local resources. Repeatable; never raises, and never ends a replica."""
@@ -551,7 +591,7 @@ class BaseExecutor(Journaled):
             raise ReplicaNotFoundError(
                 f"there is no run {shown(run_id)}: a launch would refuse this name"
             )
-        return self._attach(run_id)
+        return self._patiently(lambda: self._attach(run_id))
 
     def _check(self, handle: ReplicaHandle) -> None:
         if not isinstance(handle, ReplicaHandle):

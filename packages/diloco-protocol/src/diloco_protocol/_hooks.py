@@ -97,6 +97,10 @@ class Hooks(ABC):
     backend_name: str
     supports_inter_replica_network: bool
     capabilities: Capabilities
+    replica_word = "replica"
+    """What the platform calls a replica, such as ``"pod"``."""
+    probe_seconds = 600.0
+    """Seconds for which ``check`` waits for the replica that tries a rendezvous by default."""
 
     # Not abstract, since a backend may have nothing to refuse
     def _check_request(self, request: RunRequest) -> None:  # noqa: B027
@@ -127,6 +131,18 @@ class Hooks(ABC):
 
         By default there are no findings.
         """
+        return []
+
+    def _probe(self, patience: float) -> tuple[Any, dict[str, Any]]:  # noqa: ARG002
+        """Return what launches the replica that tries a rendezvous, and further launch options.
+
+        That replica needs no GPU, and is over in a minute or after ``patience`` seconds. By default
+        this executor launches it like any other.
+        """
+        return self, {}
+
+    def _seen_by_probe(self) -> list[Finding]:
+        """Return what else is certain once the replica that tried a rendezvous has run."""
         return []
 
     def _within(self, seconds: float | None) -> AbstractContextManager[object]:  # noqa: ARG002

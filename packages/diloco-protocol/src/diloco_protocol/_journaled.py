@@ -234,7 +234,7 @@ class Journaled(KeptLogs):
         known = self._launched(journal, handle, self._is_ours) if is_believed(journal) else []
         if handle not in known and self._is_ours(handle):
             try:
-                known = self._attach(str(handle.run_id))  # a handle without one has been refused
+                known = self._patiently(lambda: self._attach(handle.run_id))
             except ReplicaNotFoundError:
                 known = []
         if handle not in known:

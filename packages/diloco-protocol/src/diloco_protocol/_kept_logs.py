@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from ._backoff import retry
 from ._cancel import MAX_THREADS
 from ._collect import log
 from ._errors import (
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from ._handle import ReplicaHandle
     from ._journal import RunJournal
 
+T = TypeVar("T")
+
 KEPT_LOGS = 256
 """Logs are kept of the ranks below this number."""
 _LINES = 5000
@@ -37,6 +40,11 @@ class KeptLogs(Hooks):
 
     _journal: RunJournal | None
     _backoff: Backoff
+    _patience: float
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        """Return what ``call`` returns; repeat it while its errors may pass and patience lasts."""
+        return retry(call, self._backoff, timeout=self._patience) if self._patience else call()
 
     @abstractmethod
     def _check(self, handle: ReplicaHandle) -> None:
@@ -90,7 +98,8 @@ class KeptLogs(Hooks):
         size = 0
         try:
             with self._within(_SECONDS):
-                for line in self._logs(handle, LogQuery(n_lines=_LINES)):
+                query = LogQuery(n_lines=_LINES)
+                for line in self._patiently(lambda: self._logs(handle, query)):
                     lines.append(line)
                     size += len(line) + 1
                     while size > LOG_BYTES and len(lines) > 1:

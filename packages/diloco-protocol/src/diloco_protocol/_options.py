@@ -19,13 +19,12 @@ Attributes:
 
 
     class ToyExecutor(BaseExecutor):
+        options_class = ToyOptions
+
         @takes(ToyOptions)
         def __init__(self, *arguments, **options):
             self._options = ToyOptions(*arguments, **options)
-
-        @classmethod
-        def options(cls):
-            return options_of(ToyOptions)
+            super().__init__(**self._options.of_base(Backoff(first=1.0, cap=20.0)))
 """
 
 from __future__ import annotations
@@ -79,6 +78,19 @@ class Options:
             check = item.metadata.get("check")
             if check is not None:
                 object.__setattr__(self, item.name, check(item.name, getattr(self, item.name)))
+
+    def of_base(self, backoff: Backoff) -> dict[str, Any]:
+        """Return those options that the constructor of ``BaseExecutor`` takes.
+
+        Args:
+            backoff: The delays, if the option ``backoff`` does not say.
+        """
+        names = {name: name for name in ("run_id", "journal", "env", "max_restarts")}
+        names["patience"] = "retry_timeout"
+        taken = {
+            name: getattr(self, option) for name, option in names.items() if hasattr(self, option)
+        }
+        return {**taken, "backoff": getattr(self, "backoff", None) or backoff}
 
 
 def details(

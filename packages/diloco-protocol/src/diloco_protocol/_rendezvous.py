@@ -17,7 +17,6 @@ from ._request import check_rendezvous
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ._base import BaseExecutor
     from ._handle import ReplicaHandle
 
 _PROBE = "diloco_core.probe:run"
@@ -25,7 +24,7 @@ _CLEANUP_SECONDS = 300.0
 
 
 def try_rendezvous(
-    executor: BaseExecutor, uri: str, patience: float, options: Mapping[str, Any], replica: str
+    executor: Any, uri: str, patience: float, options: Mapping[str, Any], replica: str
 ) -> list[Finding]:
     """Launch one replica that writes and reads below a prefix, wait for it, and remove it.
 
@@ -68,13 +67,13 @@ def try_rendezvous(
     return [tried, *_cleaned(executor, handles)]
 
 
-def _cleaned(executor: BaseExecutor, handles: Sequence[ReplicaHandle]) -> list[Finding]:
+def _cleaned(executor: Any, handles: Sequence[ReplicaHandle]) -> list[Finding]:
     left = _removed(executor, handles)
     return [Finding("cleanup", False, left)] if left else []
 
 
 def _tried(
-    executor: BaseExecutor,
+    executor: Any,
     handles: Sequence[ReplicaHandle],
     shown: str,
     patience: float,
@@ -111,7 +110,7 @@ def _tried(
     return Finding("rendezvous", True, f"{text}, conditional writes included")
 
 
-def _removed(executor: BaseExecutor, handles: Sequence[ReplicaHandle]) -> str:
+def _removed(executor: Any, handles: Sequence[ReplicaHandle]) -> str:
     """End and remove the replica that tried; return what is left, in words, or an empty text."""
     run = handles[0].run_id
     left = (

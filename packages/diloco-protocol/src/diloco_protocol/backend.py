@@ -4,6 +4,7 @@ They are options, checks, resources, redaction, signals, processes, and verbs of
 ``diloco``. A user of a backend needs none of them, so they are not in the package itself.
 """
 
+from ._backoff import Patiently
 from ._bounds import OUTCOME_BYTES, RECORD_BYTES, RESULT_BYTES, check_size, read_bounded
 from ._cancel import cancel_all
 from ._checks import (
@@ -68,6 +69,7 @@ __all__ = [
     "LogEnd",
     "Look",
     "Options",
+    "Patiently",
     "Process",
     "adopt_orphans",
     "cancel_all",

@@ -6,10 +6,10 @@ import copy
 import logging
 import math
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from diloco_protocol import (
     BackendError,
@@ -21,16 +21,14 @@ from diloco_protocol import (
     InvalidRequestError,
     LaunchError,
     LogQuery,
-    Option,
     ReplicaHandle,
     ReplicaNotFoundError,
     ReplicaStatus,
     RunConflictError,
     RunRequest,
     UnavailableError,
-    retry,
 )
-from diloco_protocol.backend import cancel_all, check_seconds, options_of, takes, try_rendezvous
+from diloco_protocol.backend import cancel_all, takes
 
 from ._client._calls import Client
 from ._client._errors import MissingError
@@ -46,8 +44,6 @@ from ._verbs._check import check_launch
 from ._verbs._launch import FailedLaunchError, Launch, Launcher, Made
 from ._verbs._logs import JobLog
 from ._verbs._runs import Runs
-
-T = TypeVar("T")
 
 _SECONDS_TO_BE_TAKEN = 10.0
 """Seconds in which no job is ended and deleted, and its name taken; AWS states no number."""
@@ -95,28 +91,20 @@ class SageMakerExecutor(BaseExecutor):
         preemptible=True,
     )
 
+    options_class = SageMakerOptions
+    replica_word = "job"
+    probe_seconds = 1200.0
+
     @takes(SageMakerOptions)
     def __init__(self, *arguments: Any, **options: Any) -> None:
         chosen = SageMakerOptions(*arguments, **options)
-        super().__init__(
-            run_id=chosen.run_id,
-            journal=chosen.journal,
-            backoff=chosen.backoff or Backoff(first=1.0, factor=1.5, cap=20.0),
-            env=chosen.env,
-            max_restarts=chosen.max_restarts,
-        )
+        super().__init__(**chosen.of_base(Backoff(first=1.0, factor=1.5, cap=20.0)))
         self._options = chosen
         self.capabilities = replace(type(self).capabilities, max_timeout=longest_timeout(chosen))
-        self._patience = chosen.retry_timeout
         self._client = Client(chosen, self._backoff)
         self._jobs = Jobs(self._client)
         self._runs = Runs(self._client, self._jobs, self._backoff, chosen)
         self._launcher = Launcher(self._client, self._jobs, self._backoff, self._patience)
-
-    @classmethod
-    def options(cls) -> list[Option]:
-        """List the options that the constructor takes."""
-        return options_of(SageMakerOptions)
 
     def close(self) -> None:
         """Close idle connections; see :meth:`BaseExecutor.close`."""
@@ -147,61 +135,22 @@ class SageMakerExecutor(BaseExecutor):
         jobs = job_requests(request, self._options)
         return check_launch(self._client, request.run_id, jobs, self._patiently)
 
-    def check(
-        self,
-        n_replicas: int = 1,
-        *,
-        rendezvous_uri: str | None = None,
-        patience: float = 1200.0,
-        **options: Any,
-    ) -> list[Finding]:
-        """Find out what would prevent a launch; with ``rendezvous_uri``, one job is created for it.
-
-        Without ``rendezvous_uri`` nothing is created. Checks the credentials, the permissions to
-        list jobs and to pass the role, the instance type's quota, the image in ECR, and the bucket
-        of the results. Only a replica can find out whether replicas reach their rendezvous: a job
-        without GPUs is started with the run's image and environment, tries it, and is removed. This
-        costs what such a job costs.
-
-        Args:
-            n_replicas: As for the launch.
-            rendezvous_uri: Start a job that tries this prefix; its image needs ``diloco-core``.
-            patience: Seconds that this job may take, including the start of the instance and the
-                image. Also the longest wait for quota, if ``quota_timeout`` is longer.
-            **options: As for the launch: ``gpu``, ``spot`` and so on.
-
-        Returns:
-            All findings, good and bad. Each says what to do, and its ``ok`` is None if the answer
-            is unknown. The subjects are ``"credentials"``, ``"training jobs"``, ``"pass role"``,
-            ``"quota"``, ``"image"``, ``"bucket"`` and ``"rendezvous"``; ``"settings"`` for each
-            setting of AWS that is not obeyed; and ``"cleanup"`` if the job that tried the
-            rendezvous could not be removed.
-
-        Raises:
-            InvalidRequestError: The launch itself would be refused.
-        """
-        findings = super().check(n_replicas, **options)
-        if rendezvous_uri is not None and all(finding.ok is not False for finding in findings):
-            small: dict[str, Any] = {name: options[name] for name in ("env",) if name in options}
-            small["spot"] = False
-            probe = copy.copy(self)
-            for_quota = min(
-                self._options.quota_timeout, check_seconds("patience", patience, positive=True)
-            )
-            overlay = dict(self._options.request_overlay or {}, InputDataConfig=None)
-            for key, fields in _FIELDS_LEFT_OUT.items():
-                overlay_fields = overlay.get(key, {})
-                # Without the fields that the overlay removes, such as the volume's size, since
-                # instances of the launch's own type do not take them.
-                kept = {name: value for name, value in overlay_fields.items() if value is not None}
-                overlay[key] = {**kept, **dict.fromkeys(fields)}
-            changed = {**_LEFT_OUT, "quota_timeout": for_quota, "request_overlay": overlay}
-            if has_local_storage(self._options.cpu_instance_type):
-                changed |= {"volume_size_gb": None, "volume_kms_key": None}
-            # The attribute is private, but the object is of this very class
-            probe._options = replace(self._options, **changed)  # noqa: SLF001
-            findings += try_rendezvous(probe, rendezvous_uri, patience, small, "job")
-        return findings
+    def _probe(self, patience: float) -> tuple[Any, dict[str, Any]]:
+        """Return an executor for a job without GPU and data; it waits for quota as long."""
+        probe = copy.copy(self)
+        overlay = dict(self._options.request_overlay or {}, InputDataConfig=None)
+        for key, fields in _FIELDS_LEFT_OUT.items():
+            overlay_fields = overlay.get(key, {})
+            # Without the fields that the overlay removes, such as the volume's size, since
+            # instances of the launch's own type do not take them.
+            kept = {name: value for name, value in overlay_fields.items() if value is not None}
+            overlay[key] = {**kept, **dict.fromkeys(fields)}
+        for_quota = min(self._options.quota_timeout, patience)
+        changed = {**_LEFT_OUT, "quota_timeout": for_quota, "request_overlay": overlay}
+        if has_local_storage(self._options.cpu_instance_type):
+            changed |= {"volume_size_gb": None, "volume_kms_key": None}
+        probe._options = replace(self._options, **changed)  # noqa: SLF001 - of this very class
+        return probe, {"spot": False}
 
     def _where(self) -> str:
         with suppress(DilocoError):  # a plan needs no region, and a launch says what is wrong
@@ -303,14 +252,6 @@ class SageMakerExecutor(BaseExecutor):
 
     # --- watching ---
 
-    def describe(self, handle: ReplicaHandle) -> ReplicaStatus:
-        """Return everything known about a replica; see :meth:`BaseExecutor.describe`.
-
-        Tries again for ``retry_timeout`` seconds.
-        """
-        ask = super().describe
-        return self._patiently(lambda: ask(handle))
-
     @contextmanager
     def _within(self, seconds: float | None) -> Iterator[None]:
         """Limit the wait for answers of AWS: it ends at most 5 s after the time is over."""
@@ -343,16 +284,8 @@ class SageMakerExecutor(BaseExecutor):
     def _stop(self, handle: ReplicaHandle) -> None:
         self._runs.cancel(handle)
 
-    def purge(self, handle: ReplicaHandle) -> None:
-        """Remove a run; see :meth:`BaseExecutor.purge`.
-
-        Tries again for ``retry_timeout`` seconds.
-        """
-        ask = super().purge
-        self._patiently(lambda: ask(handle))
-
     def _purge(self, handle: ReplicaHandle) -> None:
-        self._patiently(lambda: self._runs.purge(handle))
+        self._runs.purge(handle)
 
     def cancel_run(self, run_id: str) -> None:
         """End all replicas of a run; see :meth:`BaseExecutor.cancel_run`.
@@ -368,13 +301,13 @@ class SageMakerExecutor(BaseExecutor):
         self._patiently(lambda: self._runs.check_met(handles))
 
     def _rendezvous(self, handle: ReplicaHandle) -> str | None:
-        return self._patiently(lambda: self._runs.rendezvous(handle))
+        return self._runs.rendezvous(handle)
 
     def _list_runs(self) -> list[str]:
-        return self._patiently(self._runs.all)
+        return self._runs.all()
 
     def _attach(self, run_id: str) -> list[ReplicaHandle]:
-        return self._patiently(lambda: self._runs.find(run_id))
+        return self._runs.find(run_id)
 
     def _check_handle(self, handle: ReplicaHandle) -> None:
         check_handle(handle)
@@ -395,13 +328,6 @@ class SageMakerExecutor(BaseExecutor):
         if not super()._is_ours(handle):
             return False
         return handle.metadata["account"] == self._patiently(lambda: self._client.account)
-
-    def _patiently(self, call: Callable[[], T]) -> T:
-        """Repeat a call for a while if AWS throttles or fails.
-
-        All calls that are made in this way may be repeated.
-        """
-        return retry(call, self._backoff, timeout=self._patience)
 
 
 def _raise_failed(error: FailedLaunchError, survivors: Sequence[ReplicaHandle]) -> NoReturn:

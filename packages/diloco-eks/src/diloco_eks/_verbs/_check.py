@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from diloco_protocol import BackendError, Finding, ForbiddenError, InvalidRequestError
+from diloco_protocol.backend import Patiently
 
 from .._client._cluster import Cluster
 from .._client._errors import RESTRICTED, ConflictError, MissingError, MissingRightError
@@ -15,8 +16,6 @@ from .._request._quantities import parse_quantity
 from .._state._facts import JobFacts
 from .._state._reading import mapping, read_job
 from ._launch import met_by
-
-T = TypeVar("T")
 
 # The rights that launching and watching a run need.
 _RIGHTS = (
@@ -35,13 +34,6 @@ _KUEUE_RIGHTS = (
     ("kueue.x-k8s.io", "localqueues", ("get",)),
 )
 _FIX = "apply the Role that comes with diloco-eks (role.yaml) and bind it to your account"
-
-
-class Patiently(Protocol):
-    """A function that calls another one, with retries while the cluster throttles or fails."""
-
-    def __call__(self, call: Callable[[], T], /) -> T:
-        """Return what ``call`` returns."""
 
 
 def check_cluster(

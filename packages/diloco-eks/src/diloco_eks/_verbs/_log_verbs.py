@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TypeVar, cast
+from typing import cast
 
 from diloco_protocol import (
     BaseExecutor,
     LogQuery,
     ReplicaHandle,
     ReplicaNotFoundError,
-    retry,
 )
 from diloco_protocol.backend import check_whole
 
@@ -19,15 +18,12 @@ from .._state._handles import index_of
 from ._logs import LogSource, PodLog
 from ._runs import Runs
 
-T = TypeVar("T")
-
 
 class LogVerbs(BaseExecutor):
     """The part of the executor that reads logs."""
 
     _cluster: Cluster
     _runs: Runs
-    _patience: float
     _clock: Callable[[], float]
 
     def stream_logs(
@@ -57,9 +53,8 @@ class LogVerbs(BaseExecutor):
             return super().stream_logs(handle, n_lines=n_lines)
         self._check(handle)
         check_whole("n_lines", n_lines, 1)
-        return "\n".join(
-            self._logs(handle, LogQuery(n_lines=n_lines)).of(attempt, previous=previous)
-        )
+        log = self._patiently(lambda: self._logs(handle, LogQuery(n_lines=n_lines)))
+        return "\n".join(log.of(attempt, previous=previous))
 
     def log_iter(
         self,
@@ -100,15 +95,8 @@ class LogVerbs(BaseExecutor):
             except ReplicaNotFoundError:
                 return True
 
-        facts = self._patiently(lambda: self._runs.job(handle))
+        facts = self._runs.job(handle)
         return LogSource(
             self._cluster, handle.metadata["namespace"], facts.uid, index_of(handle, facts),
             terminal, self._clock, self._backoff, self._patience,
         )  # fmt: skip
-
-    def _patiently(self, call: Callable[[], T]) -> T:
-        """Call again for a while as long as the cluster throttles or fails.
-
-        All calls that are made in this way are repeatable.
-        """
-        return retry(call, self._backoff, timeout=self._patience)

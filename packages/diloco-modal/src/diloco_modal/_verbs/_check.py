@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, TypeVar
-
 from diloco_protocol import BackendError, Finding, RunRequest
+from diloco_protocol.backend import Patiently
 
 from .._client._client import Client
 from .._request._options import ModalOptions
 from .._request._payload import PAYLOAD_VERSION
 from .._request._resources import bound_options
-
-T = TypeVar("T")
-
-
-class Patiently(Protocol):
-    """Function that makes a call, and repeats it for a while if Modal throttles or fails."""
-
-    def __call__(self, call: Callable[[], T], /) -> T:
-        """Return what ``call`` returns."""
 
 
 def check_launch(

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from diloco_protocol import BackendError, Finding
+from diloco_protocol.backend import Patiently
 
 from .._client._calls import Client
 from .._request import _names as names
 from ._check_account import check_bucket, check_image, check_pass_role, check_quota
-
-T = TypeVar("T")
-
-
-class Patiently(Protocol):
-    """Function that makes a call, and repeats it for a while if AWS throttles or fails."""
-
-    def __call__(self, call: Callable[[], T], /) -> T:
-        """Return what ``call`` returns."""
 
 
 def check_launch(

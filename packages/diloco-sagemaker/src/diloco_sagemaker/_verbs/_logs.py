@@ -59,7 +59,7 @@ class JobLog:
         self._patience = patience
         self._clock = clock
         self._delay = delay
-        self._job = retry(look, backoff, timeout=patience)
+        self._job = look()
         self._following = False
 
     def lines(self, query: LogQuery) -> Iterator[str]:
