@@ -7,7 +7,7 @@ import copy
 import re
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from diloco_protocol import (
     is_result_line,
     retry,
 )
-from diloco_protocol.backend import check_whole
+from diloco_protocol.backend import Look, check_whole, follow
 
 from .._client._client import pieces
 from .._client._cluster import Cluster
@@ -172,19 +172,13 @@ class PodLog(Iterator[str]):
         if query.n_lines is not None:
             yield from self._tail(pod, query.n_lines)
             return
-        pattern = None if query.regex is None else re.compile(query.regex)
         lines = self._follow(pod) if query.follow else self._once(pod, Place())
         for line in lines:
-            if is_result_line(line.text) or (
-                pattern is not None and pattern.search(line.text) is None
-            ):
-                continue
             time = line.time
-            if time is not None and query.since is not None and time < query.since:
-                continue
             if time is not None and query.until is not None and time >= query.until:
                 return
-            yield line.text
+            if not is_result_line(line.text) and query.selects(line.text, time):
+                yield line.text
 
     def _choose(self, pods: list[PodFacts]) -> PodFacts | None:
         """Return the pod to read; None if it does not exist yet."""
@@ -272,51 +266,44 @@ class PodLog(Iterator[str]):
 
     def _follow(self, pod: PodFacts | None) -> Iterator[Line]:
         """Yield the lines of one attempt after the other, until the replica has ended."""
-        place, read = Place(), set[str]()
+        query, source, place, done = self._query, self._source, Place(), set[str]()
         fixed = self._attempt is not None or self._previous
-        while True:
-            until = self._query.until
+
+        def ended() -> bool:
+            return fixed or self._patiently(source.terminal)
+
+        def read(last: bool) -> Generator[Line, None, Look]:
+            nonlocal pod, place
             # The clock is read before the log, so all lines written before that time are in the
             # log.
-            late = until is not None and self._source.clock() >= until
-            ended = self._patiently(self._source.terminal)
-            pods = self._patiently(self._source.pods)
-            current = next(
-                (candidate for candidate in pods if pod is not None and candidate.name == pod.name),
-                None,
-            )
+            late = query.until is not None and source.clock() >= query.until
+            pods = self._patiently(source.pods)
+            name = None if pod is None else pod.name
+            current = next((each for each in pods if each.name == name), None)
             if current is not None:
-                over = current.over
                 try:
                     whole = yield from self._stream(current, place, follow=not late)
                 except MissingError:
                     whole = True  # the next look finds that the log is gone
                 except NoLogError:
-                    if fixed or ended or not over:
+                    if last or not current.over:
                         raise
                     whole = True  # do not wait for it, since the next attempt is to come
-                if late and whole and not over:
-                    return
-                if not over or not whole:
+                if not whole or not (current.over or late):
                     self._pause()
-                    continue
-            if pod is not None:
-                read.add(pod.name)
-            newer = [
-                candidate
-                for candidate in pods
-                if candidate.name not in read
-                and (pod is None or candidate.is_last or not _older(candidate, pod))
-            ]
-            if newer and not fixed:
+                    return Look(fresh=True, whole=False)
+            if fixed or (current is not None and not current.over):
+                return Look(fresh=False)
+            if name is not None:
+                done.add(name)
+            newer = [each for each in pods if each.name not in done and not _older(each, pod)]
+            if newer:
                 pod, place = newer[0], Place()
                 self._outage.over()
-                continue
-            if ended or (fixed and current is None) or (fixed and over):
-                return
-            if late:
-                return
-            self._pause()
+            return Look(fresh=bool(newer), whole=not newer)
+
+        pauses = replace(source.backoff, cap=source.backoff.first)
+        yield from follow(query, read, ended, pauses, source.clock)
 
     def _stream(self, pod: PodFacts, place: Place, *, follow: bool) -> Generator[Line, None, bool]:
         """Yield the lines that were not read yet; return whether the log was read to its end.
@@ -354,5 +341,8 @@ class PodLog(Iterator[str]):
         self._source.backoff.sleep(self._source.backoff.first)
 
 
-def _older(one: PodFacts, other: PodFacts) -> bool:
+def _older(one: PodFacts, other: PodFacts | None) -> bool:
+    """Return whether a pod is older than another, and not the last one of its replica."""
+    if other is None or one.is_last:
+        return False
     return (one.created, one.attempt) < (other.created, other.attempt)
