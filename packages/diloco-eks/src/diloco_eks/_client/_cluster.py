@@ -50,17 +50,12 @@ class Cluster:
             warned: The cluster's warnings are appended to it.
         """
         space, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
-        only = {"dry_run": "All"} if dry_run else {}
+        only: Json = {"dry_run": "All"} if dry_run else {}
         try:
-            return self._json(
-                f"create Job {space}/{name}",
-                ("Job", name, space),
-                lambda apis, options: apis.batch.create_namespaced_job(
-                    namespace=space, body=manifest, field_validation="Strict", **only, **options
-                ),
-                warned=warned,
-                within=space,
-            )
+            return self._one(
+                "create", "Job", space, name, "batch.create_namespaced_job", warned=warned,
+                within=space, body=manifest, field_validation="Strict", **only,
+            )  # fmt: skip
         except MissingError as error:
             raise InvalidRequestError(
                 f"there is no namespace {space!r} on the cluster: create it, or give another "
@@ -77,23 +72,17 @@ class Cluster:
         metadata = {**template["metadata"], "generateName": f"{name}-0-"}
         body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
         self._json(
-            f"create a pod of Job {space}/{name} (a dry run)",
-            ("Pod", "", space),
-            lambda apis, options: apis.core.create_namespaced_pod(
-                namespace=space, body=body, field_validation="Strict", dry_run="All", **options
-            ),
-            within=space,
-        )
+            f"create a pod of Job {space}/{name} (a dry run)", ("Pod", "", space),
+            "core.create_namespaced_pod", within=space, body=body, field_validation="Strict",
+            dry_run="All",
+        )  # fmt: skip
 
     def list_events(self, space: str, uid: str) -> list[Json]:
         """Return one page of the events of an object, since there may be any number of them."""
         page = self._json(
-            f"list events in {space}",
-            ("EventList", "", space),
-            lambda apis, options: apis.core.list_namespaced_event(
-                namespace=space, field_selector=f"involvedObject.uid={uid}", limit=PAGE, **options
-            ),
-        )
+            f"list events in {space}", ("EventList", "", space), "core.list_namespaced_event",
+            field_selector=f"involvedObject.uid={uid}", limit=PAGE,
+        )  # fmt: skip
         return [
             event
             for event in page.get("items") or []
@@ -105,23 +94,12 @@ class Cluster:
 
         The status subresource is not used, because reading it needs a right of its own.
         """
-        return self._json(
-            f"read Job {space}/{name}",
-            ("Job", name, space),
-            lambda apis, options: apis.batch.read_namespaced_job(
-                namespace=space, name=name, **options
-            ),
-        )
+        return self._one("read", "Job", space, name, "batch.read_namespaced_job")
 
     def patch_job(self, space: str, name: str, body: Json) -> Json:
         """Merge a patch into a Job, and return the Job."""
-        return self._json(
-            f"patch Job {space}/{name}",
-            ("Job", name, space),
-            lambda apis, options: apis.batch.patch_namespaced_job(
-                namespace=space, name=name, body=body, **options
-            ),
-        )
+        call = "batch.patch_namespaced_job"
+        return self._one("patch", "Job", space, name, call, body=body)
 
     def delete_job(self, space: str, name: str, uid: str, version: str | None = None) -> None:
         """Delete a Job if it has the given uid, pods first.
@@ -130,48 +108,28 @@ class Cluster:
         """
         conditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
         body = {"propagationPolicy": "Foreground", "preconditions": conditions}
-        self._json(
-            f"delete Job {space}/{name}",
-            ("Job", name, space),
-            lambda apis, options: apis.batch.delete_namespaced_job(
-                namespace=space, name=name, body=body, **options
-            ),
-            removed=True,
-        )
+        call = "batch.delete_namespaced_job"
+        self._one("delete", "Job", space, name, call, removed=True, body=body)
 
     def create_config_map(self, body: Json, *, dry_run: bool = False) -> None:
         """Create a ConfigMap, or only ask whether it could be created."""
-        metadata = body["metadata"]
-        only = {"dry_run": "All"} if dry_run else {}
-        self._json(
-            f"create ConfigMap {metadata['namespace']}/{metadata['name']}",
-            ("ConfigMap", metadata["name"], metadata["namespace"]),
-            lambda apis, options: apis.core.create_namespaced_config_map(
-                namespace=metadata["namespace"], body=body, **only, **options
-            ),
-            within=metadata["namespace"],
-        )
+        space, name = body["metadata"]["namespace"], body["metadata"]["name"]
+        only: Json = {"dry_run": "All"} if dry_run else {}
+        call = "core.create_namespaced_config_map"
+        self._one("create", "ConfigMap", space, name, call, within=space, body=body, **only)
 
     def read_config_map(self, space: str, name: str) -> Json:
         """Return a ConfigMap."""
-        return self._json(
-            f"read ConfigMap {space}/{name}",
-            ("ConfigMap", name, space),
-            lambda apis, options: apis.core.read_namespaced_config_map(
-                namespace=space, name=name, **options
-            ),
-        )
+        call = "core.read_namespaced_config_map"
+        return self._one("read", "ConfigMap", space, name, call)
 
     def list_runs(self, space: str, selector: str) -> list[str]:
         """Return the runs of all Jobs with these labels, in the order of their creation."""
         known = self._pages(
-            f"list Jobs in {space}",
-            ("JobList", "", space),
-            lambda apis, options: apis.batch.list_namespaced_job(
-                namespace=space, label_selector=selector, **options
-            ),
+            f"list Jobs in {space}", ("JobList", "", space), "batch.list_namespaced_job",
             lambda job: (str(job["metadata"].get("creationTimestamp")), run_of(job)),
-        )
+            label_selector=selector,
+        )  # fmt: skip
         return [run_id for _, run_id in sorted(known) if run_id]
 
     def list_pods(
@@ -194,15 +152,9 @@ class Cluster:
         """
         selector = f"{CONTROLLER_UID}={job_uid}" + ("" if index is None else f",{INDEX}={index}")
         return self._pages(
-            f"list pods in {space}",
-            ("PodList", "", space),
-            lambda apis, options: apis.core.list_namespaced_pod(
-                namespace=space, label_selector=selector, **options
-            ),
-            read_pod,
-            lambda pod: _controls(job_uid, pod),
-            versions,
-        )
+            f"list pods in {space}", ("PodList", "", space), "core.list_namespaced_pod", read_pod,
+            lambda pod: _controls(job_uid, pod), versions, label_selector=selector,
+        )  # fmt: skip
 
     def list_orphans(self, space: str, selector: str) -> list[str]:
         """Return the names of the pods that outlived their Job, which was deleted without them."""
@@ -212,14 +164,11 @@ class Cluster:
             return facts.phase in {"Pending", "Running"} and not facts.deleting
 
         return self._pages(
-            f"list pods in {space}",
-            ("PodList", "", space),
-            lambda apis, options: apis.core.list_namespaced_pod(
-                namespace=space, label_selector=selector, **options
-            ),
+            f"list pods in {space}", ("PodList", "", space), "core.list_namespaced_pod",
             lambda pod: read_pod(pod).name,
             lambda pod: not mappings(pod["metadata"].get("ownerReferences")) and lives(pod),
-        )
+            label_selector=selector,
+        )  # fmt: skip
 
     def open_log(self, space: str, pod: str, *, endless: bool = True, **query: Any) -> Any:
         """Open the log of our container, to be read piece by piece and closed.
@@ -243,57 +192,37 @@ class Cluster:
 
     def read_service_account(self, space: str, name: str) -> Json:
         """Return a service account."""
-        return self._json(
-            f"read ServiceAccount {space}/{name}",
-            ("ServiceAccount", name, space),
-            lambda apis, options: apis.core.read_namespaced_service_account(
-                namespace=space, name=name, **options
-            ),
-        )
+        call = "core.read_namespaced_service_account"
+        return self._one("read", "ServiceAccount", space, name, call)
 
     def list_quotas(self, space: str) -> list[Json]:
         """Return the resource quotas of a namespace."""
-        return self._pages(
-            f"list ResourceQuotas in {space}",
-            ("ResourceQuotaList", "", space),
-            lambda apis, options: apis.core.list_namespaced_resource_quota(
-                namespace=space, **options
-            ),
-            dict,
-        )
+        what, target = f"list ResourceQuotas in {space}", ("ResourceQuotaList", "", space)
+        return self._pages(what, target, "core.list_namespaced_resource_quota", dict)
 
     def list_workloads(self, space: str, job_uid: str) -> list[Json]:
         """Return the Workloads that Kueue made for a Job; others with its label are left out."""
         selector = f"kueue.x-k8s.io/job-uid={job_uid}"
         where = self._kueue_place("workloads")
         answer = self._json(
-            f"list Kueue's Workloads in {space}",
-            ("WorkloadList", "", space),
-            lambda apis, options: apis.custom.list_namespaced_custom_object(
-                namespace=space, label_selector=selector, **where, **options
-            ),
-        )
+            f"list Kueue's Workloads in {space}", ("WorkloadList", "", space),
+            "custom.list_namespaced_custom_object", label_selector=selector, **where,
+        )  # fmt: skip
         return [workload for workload in answer.get("items") or [] if _controls(job_uid, workload)]
 
     def read_local_queue(self, space: str, name: str) -> Json:
         """Return a local queue of Kueue."""
         where = self._kueue_place("localqueues")
         return self._json(
-            f"read Kueue's LocalQueue {space}/{name}",
-            ("LocalQueue", name, space),
-            lambda apis, options: apis.custom.get_namespaced_custom_object(
-                namespace=space, name=name, **where, **options
-            ),
-        )
+            f"read Kueue's LocalQueue {space}/{name}", ("LocalQueue", name, space),
+            "custom.get_namespaced_custom_object", name=name, **where,
+        )  # fmt: skip
 
     def kueue_version(self) -> str | None:
         """Return the version of Kueue's API to use; None if Kueue is not installed."""
         if self._kueue is None:  # a version that was found once stays
-            answer = self._json(
-                "list the cluster's APIs",
-                ("APIGroupList", ""),
-                lambda apis, options: apis.groups.get_api_versions(**options),
-            )
+            target = ("APIGroupList", "")
+            answer = self._json("list the cluster's APIs", target, "groups.get_api_versions")
             served = {
                 version.get("version")
                 for group in mappings(answer.get("groups"))
@@ -303,7 +232,7 @@ class Cluster:
             self._kueue = next((version for version in _KUEUE_VERSIONS if version in served), None)
         return self._kueue
 
-    def _kueue_place(self, plural: str) -> dict[str, str]:
+    def _kueue_place(self, plural: str) -> Json:
         version = self.kueue_version()
         if version is None:
             raise MissingError(f"the cluster has no Kueue (no API {_KUEUE}/{_KUEUE_VERSIONS[0]})")
@@ -319,12 +248,9 @@ class Cluster:
         body = {"metadata": {"resourceVersion": version}, "spec": {"active": False}}
         where = self._kueue_place("workloads")
         self._json(
-            f"patch Kueue's Workload {space}/{name}",
-            ("Workload", name, space),
-            lambda apis, options: apis.custom.patch_namespaced_custom_object(
-                namespace=space, name=name, body=body, **where, **options
-            ),
-        )
+            f"patch Kueue's Workload {space}/{name}", ("Workload", name, space),
+            "custom.patch_namespaced_custom_object", name=name, body=body, **where,
+        )  # fmt: skip
 
     def may(self, space: str, verb: str, resource: str, group: str) -> bool:
         """Return whether our account is allowed to do something."""
@@ -343,24 +269,27 @@ class Cluster:
                 "resourceAttributes": {key: value for key, value in attributes.items() if value}
             },
         }
-        answer = self._json(
-            "ask what is allowed",
-            ("SelfSubjectAccessReview", ""),
-            lambda apis, options: apis.authorization.create_self_subject_access_review(
-                body=body, **options
-            ),
-        )
+        call = "authorization.create_self_subject_access_review"
+        target = ("SelfSubjectAccessReview", "")
+        answer = self._json("ask what is allowed", target, call, body=body)
         return mapping(answer.get("status")).get("allowed") is True
+
+    def _one(self, verb: str, kind: str, space: str, name: str, call: str, **options: Any) -> Json:
+        """Make one call about one object, and return the cluster's own answer."""
+        if "within" not in options:  # what is created has its name in its body
+            options["name"] = name
+        return self._json(f"{verb} {kind} {space}/{name}", (kind, name, space), call, **options)
 
     def _json(
         self,
         what: str,
         target: tuple[str, ...],
-        make: Callable[[Apis, Json], Any],
+        call: str,
         *,
         warned: list[str] | None = None,
         within: str | None = None,
         removed: bool = False,
+        **arguments: Any,
     ) -> Json:
         """Make one call and return the cluster's own answer.
 
@@ -368,23 +297,32 @@ class Cluster:
             what: What the call does, in words.
             target: The kind that is asked for, the name of the object (empty if none is named), and
                 its namespace, if it has one.
-            make: Makes the call.
+            call: The field of :class:`Apis` and the name of its method.
             warned: The cluster's warnings are appended to it.
             within: The namespace in which an object is created; nothing else can be missing then.
             removed: Whether a Status is accepted too, which says that the object is gone.
+            **arguments: Further arguments of the call, besides the namespace.
         """
+        api, _, method = call.partition(".")
+        if target[2:]:
+            arguments["namespace"] = target[2]
+
+        def make(apis: Apis) -> Any:
+            return getattr(getattr(apis, api), method)(**arguments, **self.client.options())
+
         with missing_only(*(target[:2] if within is None else ("Namespace", within))):
-            answer = self.client.call(what, lambda apis: make(apis, self.client.options()), warned)
+            answer = self.client.call(what, make, warned)
         return own_answer(answer, what, *target, removed=removed)
 
     def _pages(
         self,
         what: str,
         target: tuple[str, ...],
-        make: Callable[[Apis, Json], Any],
+        call: str,
         read: Callable[[Json], T],
         wanted: Callable[[Json], bool] = lambda _: True,
         versions: list[str] | None = None,
+        **arguments: Any,
     ) -> list[T]:
         """Return what ``read`` keeps of the items of a list.
 
@@ -392,7 +330,7 @@ class Cluster:
         """
         for last in (False, False, True):
             try:
-                results, version = self._all_pages(what, target, make, read, wanted)
+                results, version = self._all_pages(what, target, call, read, wanted, arguments)
             except ExpiredError:
                 if last:
                     raise
@@ -406,20 +344,17 @@ class Cluster:
         self,
         what: str,
         target: tuple[str, ...],
-        make: Callable[[Apis, Json], Any],
+        call: str,
         read: Callable[[Json], T],
         wanted: Callable[[Json], bool],
+        arguments: Json,
     ) -> tuple[list[T], str]:
         results: list[T] = []
         token: str | None = None
         objects, kept, up = 0, 0, self.client.time_up()
         for _ in range(_PAGES):
-            place = {"limit": PAGE} | ({"_continue": token} if token else {})
-            page = self._json(
-                what,
-                target,
-                lambda apis, options, place=place: make(apis, {**options, **place}),  # type: ignore[misc]
-            )
+            place: Json = {"limit": PAGE} | ({"_continue": token} if token else {})
+            page = self._json(what, target, call, **arguments, **place)
             items = page.get("items") or []
             objects += len(items)
             for facts in map(read, filter(wanted, items)):
