@@ -16,8 +16,7 @@ from diloco_protocol import (
     RunConflictError,
     outcome_to_message,
 )
-from diloco_protocol.backend import OUTCOME_BYTES
-from diloco_sagemaker._client._jobs import Recent
+from diloco_protocol.backend import OUTCOME_BYTES, Recent
 
 MEGABYTE = 1 << 20
 

@@ -23,6 +23,7 @@ from ._checks import (
 )
 from ._command import Answer, Command, command
 from ._discovery import get_command
+from ._findings import findings_of
 from ._follow import LogEnd, Look, follow
 from ._in_time import in_time
 from ._json import check_json
@@ -40,6 +41,7 @@ from ._options import (
 )
 from ._outcome import FINAL_CODE
 from ._processes import Process, adopt_orphans, descendants, is_shortage, processes, read_process
+from ._recent import Recent
 from ._redact import redact, redact_and_cut, redact_json, redact_text
 from ._rendezvous import try_rendezvous
 from ._request import MAX_REPLICAS, check_restarts, check_run_prefix, is_run_id
@@ -71,6 +73,7 @@ __all__ = [
     "Options",
     "Patiently",
     "Process",
+    "Recent",
     "adopt_orphans",
     "cancel_all",
     "check_amount",
@@ -93,6 +96,7 @@ __all__ = [
     "command",
     "descendants",
     "details",
+    "findings_of",
     "follow",
     "get_command",
     "in_time",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from diloco_protocol import BackendError, Finding, ForbiddenError, InvalidRequestError
-from diloco_protocol.backend import Patiently
+from diloco_protocol.backend import Patiently, findings_of
 
 from .._client._cluster import Cluster
 from .._client._errors import RESTRICTED, ConflictError, MissingError, MissingRightError
@@ -56,21 +57,23 @@ def check_cluster(
         restricted: Whether ``restricted=True`` was given.
     """
     space = manifest["metadata"]["namespace"]
-    try:
-        queued = QUEUE in manifest["metadata"]["labels"]
-        rights = patiently(lambda: list(_rights(cluster, space, queued=queued)))
-    except BackendError as error:
-        return [Finding("cluster", False, str(error))]
+    queue = manifest["metadata"]["labels"].get(QUEUE)
+    rights = findings_of(
+        "cluster", lambda: _rights(cluster, space, queued=queue is not None), patiently
+    )
+    if rights[0].subject == "cluster":
+        return rights
     findings = [
         Finding("cluster", True, f"{cluster.client.server} answers and accepts the credentials"),
         *(Finding("cluster", None, text) for text in cluster.client.unheeded()),
         *rights,
     ]
     if account is not None:
-        findings.append(_service_account(cluster, space, account, patiently))
-    queue = manifest["metadata"]["labels"].get(QUEUE)
+        check = partial(check_service_account, cluster, space, account)
+        findings += _exists("service account", account, check, patiently)
     if queue is not None:
-        findings.append(_queue(cluster, space, queue, patiently))
+        check = partial(check_queue, cluster, space, queue)
+        findings += _exists("queue", f"the queue {queue}", check, patiently)
     helps = ". Give restricted=True, with which pods comply with that standard"
     if restricted:
         helps = (
@@ -94,29 +97,18 @@ def _rights(cluster: Cluster, space: str, *, queued: bool) -> Iterator[Finding]:
             yield Finding("rights", False, f"{what} is not allowed: {_FIX}")
 
 
-def _service_account(cluster: Cluster, space: str, name: str, patiently: Patiently) -> Finding:
-    try:
-        return (
-            Finding("service account", True, f"{name} exists")
-            if patiently(lambda: check_service_account(cluster, space, name))
-            else Finding(
-                "service account",
-                None,
-                f"whether {name} exists is not known, since reading it is not allowed: {_FIX}",
-            )
-        )
-    except BackendError as error:
-        return Finding("service account", False, str(error))
+def _exists(
+    subject: str, name: str, look: Callable[[], bool], patiently: Patiently
+) -> list[Finding]:
+    """Return whether an object exists, as far as ``look`` can tell; it refuses a missing one."""
+    unknown = f"whether {name} exists is not known, since reading it is not allowed: {_FIX}"
 
+    def found() -> list[Finding]:
+        return [
+            Finding(subject, True, f"{name} exists") if look() else Finding(subject, None, unknown)
+        ]
 
-def _queue(cluster: Cluster, space: str, queue: str, patiently: Patiently) -> Finding:
-    try:
-        if patiently(lambda: check_queue(cluster, space, queue)):
-            return Finding("queue", True, f"the queue {queue} exists")
-    except BackendError as error:
-        return Finding("queue", False, str(error))
-    why = f"whether the queue {queue} exists is not known, since reading it is not allowed: {_FIX}"
-    return Finding("queue", None, why)
+    return findings_of(subject, found, patiently)
 
 
 def _manifest(

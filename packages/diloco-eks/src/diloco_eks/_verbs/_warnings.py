@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 
 from diloco_protocol import BackendError, ForbiddenError, ReplicaStatus
+from diloco_protocol.backend import Recent
 
 from .._client._cluster import Cluster
 from .._client._errors import warn
@@ -26,8 +26,7 @@ class Warnings:
     def __init__(self, cluster: Cluster, clock: Callable[[], float]) -> None:
         self._cluster = cluster
         self._clock = clock
-        self._lock = threading.Lock()
-        self._known: dict[str, tuple[float, list[Event]]] = {}
+        self._known: Recent[str, tuple[float, list[Event]]] = Recent(_MOST)
         self._forbidden = False
 
     def explain(self, status: ReplicaStatus, namespace: str, uid: str) -> ReplicaStatus:
@@ -35,8 +34,7 @@ class Warnings:
 
         Events only make a message better: where they cannot be read, the status stays as it is.
         """
-        with self._lock:
-            query_time, events = self._known.get(uid, (None, []))
+        query_time, events = self._known.get(uid) or (None, [])
         now = self._clock()
         if query_time is None or not query_time <= now < query_time + STUCK_SECONDS:
             try:
@@ -45,11 +43,7 @@ class Warnings:
                 self._log(error)
             except BackendError:
                 return explained(status, events)
-            with self._lock:
-                self._known.pop(uid, None)
-                self._known[uid] = now, events
-                while len(self._known) > _MOST:
-                    del self._known[next(iter(self._known))]
+            self._known.keep(uid, (now, events))
         if self._forbidden and not events:
             text = "why, the events would say, and listing them is not allowed"
             return replace(status, message=f"{status.message}; {text}" if status.message else text)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from diloco_protocol import BackendError, Finding, RunRequest
-from diloco_protocol.backend import Patiently
+from collections.abc import Iterator
+
+from diloco_protocol import Finding, RunRequest
+from diloco_protocol.backend import Patiently, findings_of
 
 from .._client._client import Client
 from .._request._options import ModalOptions
@@ -22,25 +24,27 @@ def check_launch(
         request: The launch.
         patiently: Makes a call of the client, and repeats it if necessary.
     """
-    try:
-        patiently(client.client)
-    except BackendError as error:
-        return [Finding("token", False, str(error))]
-    findings = [Finding("token", True, "Modal's client has one")]
     bound = bound_options(request, options)
-    try:
-        patiently(lambda: client.function(bound, {}))
-    except BackendError as error:
-        return [*findings, Finding("app", False, str(error))]
-    findings.append(
-        Finding("app", True, f"{options.app} is deployed, with a function {options.function!r}")
-    )
-    if request.secrets:
-        try:
-            patiently(lambda: client.function(bound, request.secrets))
-        except BackendError as error:
-            return [*findings, Finding("secrets", False, str(error))]
-        findings.append(Finding("secrets", True, "they are there, with the keys of the launch"))
+
+    def token() -> Iterator[Finding]:
+        client.client()
+        yield Finding("token", True, "Modal's client has one")
+
+    def app() -> Iterator[Finding]:
+        client.function(bound, {})
+        text = f"{options.app} is deployed, with a function {options.function!r}"
+        yield Finding("app", True, text)
+
+    def secrets() -> Iterator[Finding]:
+        if request.secrets:
+            client.function(bound, request.secrets)
+            yield Finding("secrets", True, "they are there, with the keys of the launch")
+
+    findings: list[Finding] = []
+    for look in (token, app, secrets):
+        findings += findings_of(look.__name__, look, patiently)
+        if findings[-1].ok is False:
+            return findings
     if place := _place(options):
         # Modal's client does not know which places there are, and they change.
         unknown = f"only a call can tell whether Modal has {place}: give rendezvous_uri="

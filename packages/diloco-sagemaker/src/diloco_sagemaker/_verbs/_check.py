@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from diloco_protocol import BackendError, Finding
-from diloco_protocol.backend import Patiently
+from diloco_protocol.backend import Patiently, findings_of
 
 from .._client._calls import Client
 from .._request import _names as names
@@ -43,23 +43,13 @@ def check_launch(
     }
     findings = []
     for subject, check in checks.items():
-        findings += _found(subject, check, patiently)
-    # Only now: the settings are read when the first client is made that was not handed in.
-    settings = [Finding("settings", None, text) for text in client.not_obeyed()]
-    return [Finding("credentials", True, f"{who} in {region}"), *settings, *findings]
-
-
-def _found(
-    subject: str, check: Callable[[], Iterator[Finding]], patiently: Patiently
-) -> list[Finding]:
-    """Return what a check has found; if AWS does not answer, return that the result is unknown."""
-    try:
-        return patiently(lambda: list(check()))
-    except BackendError as error:
         # Without the permission to list jobs, a run cannot be followed either. The other checks
         # only make messages better.
         ok = False if subject == "training jobs" else None
-        return [Finding(subject, ok, str(error) if ok is False else f"this is not known: {error}")]
+        findings += findings_of(subject, check, patiently, ok=ok)
+    # Only now: the settings are read when the first client is made that was not handed in.
+    settings = [Finding("settings", None, text) for text in client.not_obeyed()]
+    return [Finding("credentials", True, f"{who} in {region}"), *settings, *findings]
 
 
 def _jobs(client: Client, run_id: str) -> Iterator[Finding]:

@@ -23,11 +23,11 @@ from diloco_protocol import (
     retry,
     spec_from_environment,
 )
-from diloco_protocol.backend import shown
+from diloco_protocol.backend import Recent, shown
 
 from .._client._calls import Client
 from .._client._errors import EndedError, MissingError, TakenError, UnreachedError, UnseenError
-from .._client._jobs import Jobs, Recent
+from .._client._jobs import Jobs
 from .._client._parallel import at_once, outcomes
 from .._request import _names as names
 from .._request._options import SageMakerOptions
