@@ -18,7 +18,6 @@ from diloco_protocol import (
     BaseExecutor,
     Capabilities,
     InvalidRequestError,
-    LaunchError,
     LogQuery,
     ReplicaHandle,
     ReplicaNotFoundError,
@@ -28,7 +27,7 @@ from diloco_protocol import (
     UnavailableError,
     environment,
 )
-from diloco_protocol.backend import Look, follow, redact, redact_json
+from diloco_protocol.backend import Look, all_or_nothing, follow, redact, redact_json
 
 TRIES = 3
 PATIENCE = 30.0
@@ -90,23 +89,18 @@ class ToyExecutor(BaseExecutor):
 
     def _submit(self, request: RunRequest) -> list[ReplicaHandle]:
         uid = uuid.uuid4().hex  # tells what this call has created from what was there
+
+        def take_back(_: BaseException) -> tuple[list[ReplicaHandle], str]:
+            return self._withdraw(request, uid), "cancel the survivors of this error"
+
         jobs = self._same(request)
-        try:
+        with all_or_nothing(take_back):
             for body in self._bodies(request):
                 if body["name"] not in jobs:
                     self._create(request, body, uid)
             jobs = self._same(request)
             if len(jobs) < len(request.ranks):
                 raise UnavailableError("another launch of this run was given up at the same moment")
-        except BaseException as error:
-            survivors = self._withdraw(request, uid)
-            if isinstance(error, BackendError) and (
-                survivors or not isinstance(error, (InvalidRequestError, RunConflictError))
-            ):
-                raise LaunchError(
-                    f"run {request.run_id!r} could not be launched: {error}", survivors
-                ) from error
-            raise
         return self._handles(jobs.values())
 
     def _same(self, request: RunRequest) -> dict[str, Job]:

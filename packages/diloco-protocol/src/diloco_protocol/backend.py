@@ -27,6 +27,7 @@ from ._findings import findings_of
 from ._follow import LogEnd, Look, follow
 from ._in_time import in_time
 from ._json import check_json
+from ._launch_error import all_or_nothing
 from ._lines import LINE_BYTES, LineSplitter, split_lines
 from ._options import (
     Options,
@@ -75,6 +76,7 @@ __all__ = [
     "Process",
     "Recent",
     "adopt_orphans",
+    "all_or_nothing",
     "cancel_all",
     "check_amount",
     "check_backoff",

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 from diloco_protocol import (
     BackendError,
@@ -28,7 +28,7 @@ from diloco_protocol import (
     RunRequest,
     UnavailableError,
 )
-from diloco_protocol.backend import cancel_all, takes
+from diloco_protocol.backend import all_or_nothing, cancel_all, takes
 
 from ._client._calls import Client
 from ._client._errors import MissingError
@@ -41,7 +41,7 @@ from ._request._redacted import redacted_job, secret_names
 from ._state._facts import Summary
 from ._state._handles import LAUNCH_ID, check_handle, make_handle, unseen
 from ._verbs._check import check_launch
-from ._verbs._launch import FailedLaunchError, Launch, Launcher, Made
+from ._verbs._launch import Launch, Launcher, Made
 from ._verbs._logs import JobLog
 from ._verbs._runs import Runs
 
@@ -198,26 +198,36 @@ class SageMakerExecutor(BaseExecutor):
                 for name in sorted(job_names)
             ]
 
-        try:
+        def take_back(error: BaseException) -> tuple[list[ReplicaHandle], str]:
+            withdrawal = self._launcher.take_back(launch)
+            survivors = unsure(withdrawal.alive)
+            alive = ", ".join(handle.metadata["job_name"] for handle in survivors)
+            note = "these training jobs may be running, and cost money until they are stopped: "
+            note += alive
+            if (interrupt := withdrawal.interrupted) is not None:
+                if survivors:
+                    interrupt.add_note(note)
+                raise interrupt
+            if isinstance(error, Exception):
+                note = (
+                    f"{len(survivors)} training jobs of this launch may be running: cancel this "
+                    f"error's survivors ({alive})"
+                )
+            return survivors, note
+
+        with all_or_nothing(take_back):
             self._launcher.create(launch, request.run_id, self._options.quota_timeout)
-        except FailedLaunchError as error:
-            _raise_failed(error, unsure(error.withdrawal.alive))
-        try:
-            created = self._patiently(lambda: self._created(request, launch))
-        except RunConflictError as error:
-            failed = self._launcher.taken_back(launch, error)
-            _raise_failed(failed, unsure(failed.withdrawal.alive))
-        except BackendError as error:
-            raise LaunchError(
-                f"run {request.run_id!r} was started, but its jobs could not be looked up: "
-                f"{error}. They are running: they are in this error's survivors, and "
-                "attach(run_id) finds them too",
-                unsure(list(launch.requests)),
-            ) from error
-        # The error is raised again, so the caller would never get the handles
-        except BaseException as error:  # noqa: BLE001
-            failed = self._launcher.taken_back(launch, error)
-            _raise_failed(failed, unsure(failed.withdrawal.alive))
+            try:
+                created = self._patiently(lambda: self._created(request, launch))
+            except RunConflictError:
+                raise
+            except BackendError as error:
+                raise LaunchError(
+                    f"run {request.run_id!r} was started, but its jobs could not be looked up: "
+                    f"{error}. They are running: they are in this error's survivors, and "
+                    "attach(run_id) finds them too",
+                    unsure(list(launch.requests)),
+                ) from error
         self._runs.launched(request.run_id)
         return [handle(rank, created[rank]) for rank in request.ranks]
 
@@ -328,25 +338,3 @@ class SageMakerExecutor(BaseExecutor):
         if not super()._is_ours(handle):
             return False
         return handle.metadata["account"] == self._patiently(lambda: self._client.account)
-
-
-def _raise_failed(error: FailedLaunchError, survivors: Sequence[ReplicaHandle]) -> NoReturn:
-    """Raise the error that has ended a launch, with the replicas that may still be running."""
-    cause = error.cause
-    interrupt = error.withdrawal.interrupted
-    alive = ", ".join(handle.metadata["job_name"] for handle in survivors)
-    if not isinstance(cause, Exception) or interrupt is not None:
-        ending = interrupt if interrupt is not None else cause
-        if survivors:
-            ending.add_note(
-                "these training jobs may be running, and cost money until they are stopped: "
-                f"{alive}"
-            )
-        raise ending
-    if survivors:
-        raise LaunchError(
-            f"{cause}. {len(survivors)} training jobs of this launch may be running: cancel this "
-            f"error's survivors ({alive})",
-            survivors,
-        ) from cause
-    raise cause

@@ -14,14 +14,13 @@ from typing import Any
 from diloco_protocol import (
     BackendError,
     Backoff,
-    LaunchError,
     ReplicaHandle,
     ReplicaState,
     RunConflictError,
     RunRequest,
     retry,
 )
-from diloco_protocol.backend import redact_text
+from diloco_protocol.backend import all_or_nothing, redact_text
 
 from .._client import _event_loop as loop
 from .._client._client import Client
@@ -90,8 +89,42 @@ class Launcher:
         mine: bool | None = False
         made: dict[int, str] = {}
         holders: dict[int, str | None] = {}
-        record = None
-        try:
+        record: Any = None
+
+        def take_back(error: BaseException) -> tuple[list[ReplicaHandle], str]:
+            if record is None:
+                return [], ""
+            withdrawal = Withdrawal(
+                self._client, self._options, self._backoff, request, launch, record, made
+            )
+            # The text of this error already says what else there may be.
+            if not isinstance(error, DamagedRecordError):
+                withdrawal.others.update(
+                    {rank: call for rank, call in holders.items() if call and rank not in made}
+                )
+            try:
+                withdrawal.run(mine=self._is_mine(record, wanted) if mine is None else mine)
+                if isinstance(error, Exception):  # an interrupt must not wait for that
+                    calls = list(withdrawal.others.items())
+                    lives = loop.at_once(self._may_live, calls)
+                    withdrawal.others = dict(itertools.compress(calls, lives))
+            except BaseException as again:  # a second Ctrl-C
+                left = (
+                    f"of the run {request.run_id!r} only its record may be left: "
+                    f"cancel_run({request.run_id!r}) removes it"
+                )
+                again.add_note(withdrawal.note() or left)
+                raise
+            survivors = withdrawal.survivors()
+            if withdrawal.kept or not isinstance(error, Exception):
+                return survivors, withdrawal.note()
+            ids = ", ".join(handle.metadata["function_call_id"] for handle in survivors)
+            return survivors, (
+                f"{len(survivors)} calls of this launch may be running: cancel this error's "
+                f"survivors ({ids})"
+            )
+
+        with all_or_nothing(take_back):
             # The first step: it shows what an earlier try has started, even if this one fails then.
             record, entries = self._look(request.run_id, create=False)
             if entries:
@@ -159,42 +192,6 @@ class Launcher:
                 make_handle(launch, rank, str(holders[rank]), request.run_id)
                 for rank in request.ranks
             ]
-        except BaseException as error:
-            if record is None:
-                raise
-            withdrawal = Withdrawal(
-                self._client, self._options, self._backoff, request, launch, record, made
-            )
-            # The text of this error already says what else there may be.
-            if not isinstance(error, DamagedRecordError):
-                withdrawal.others.update(
-                    {rank: call for rank, call in holders.items() if call and rank not in made}
-                )
-            try:
-                withdrawal.run(mine=self._is_mine(record, wanted) if mine is None else mine)
-                if isinstance(error, Exception):  # an interrupt must not wait for that
-                    calls = list(withdrawal.others.items())
-                    lives = loop.at_once(self._may_live, calls)
-                    withdrawal.others = dict(itertools.compress(calls, lives))
-            except BaseException as again:  # a second Ctrl-C
-                left = (
-                    f"of the run {request.run_id!r} only its record may be left: "
-                    f"cancel_run({request.run_id!r}) removes it"
-                )
-                again.add_note(withdrawal.note() or left)
-                raise
-            survivors = withdrawal.survivors()
-            if survivors and not isinstance(error, Exception):
-                error.add_note(withdrawal.note())
-            elif survivors:
-                ids = ", ".join(handle.metadata["function_call_id"] for handle in survivors)
-                these = (
-                    f"{len(survivors)} calls of this launch may be running: cancel this error's "
-                    f"survivors ({ids})"
-                )
-                note = withdrawal.note() if withdrawal.kept else these
-                raise LaunchError(f"{error}. {note}", survivors) from error
-            raise
 
     def _look(self, run_id: str, *, create: bool) -> tuple[Any, Mapping[str, str]]:
         """Return the record of a run and its entries; None and no entries if there is no record."""

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from diloco_protocol import (
     BackendError,
     Backoff,
-    DilocoError,
     QuotaExceededError,
     RunConflictError,
     ThrottledError,
@@ -128,15 +127,6 @@ class Launch:
         return str(self.requests[job_name]["HyperParameters"][names.FINGERPRINT])
 
 
-class FailedLaunchError(BackendError):
-    """Raised when a launch failed and was taken back, as far as that was possible."""
-
-    def __init__(self, cause: BaseException, withdrawal: Withdrawal) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-        self.withdrawal = withdrawal
-
-
 class Launcher:
     """Creates the jobs of runs."""
 
@@ -212,26 +202,18 @@ class Launcher:
             quota_patience: Seconds for which to wait for quota.
 
         Raises:
-            FailedLaunchError: Not everything could be created. What this launch had created was
-                ended again, as far as the error's ``withdrawal`` says.
-            DilocoError: Not everything could be created, and nothing of the launch was created, now
-                or before.
+            BackendError: Not everything could be created; :meth:`take_back` ends what was.
         """
+        self._look(launch, run_id)
+        pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="diloco-sagemaker")
         try:
-            self._look(launch, run_id)
-            pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="diloco-sagemaker")
-            try:
-                self._create(launch, pool, quota_patience)
-            finally:
-                # Also after Ctrl-C: wait for the calls under way, so that their results are known.
-                pool.shutdown(wait=True, cancel_futures=True)
-        except BaseException as error:
-            if not (launch.mine() or launch.met) and isinstance(error, DilocoError):
-                raise
-            raise self.taken_back(launch, error) from error
+            self._create(launch, pool, quota_patience)
+        finally:
+            # Also after Ctrl-C: wait for the calls under way, so that their results are known.
+            pool.shutdown(wait=True, cancel_futures=True)
 
-    def taken_back(self, launch: Launch, cause: BaseException) -> FailedLaunchError:
-        """End all jobs that this launch may have created; return the error that names the rest."""
+    def take_back(self, launch: Launch) -> Withdrawal:
+        """End all jobs that this launch may have created; also returns those that it has met."""
         mine = launch.mine()
         places = {name: launch.checkpoints(name) for name in mine}
         certain = [name for name in mine if launch.of(name) is Made.OURS]
@@ -239,7 +221,7 @@ class Launcher:
             self._client, launch.launch_id, places, certain, self._backoff, self._patience
         )
         withdrawal.alive += launch.met
-        return FailedLaunchError(cause, withdrawal)
+        return withdrawal
 
     def _create(self, launch: Launch, pool: ThreadPoolExecutor, quota_patience: float) -> None:
         clock = self._backoff.clock
