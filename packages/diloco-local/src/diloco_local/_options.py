@@ -18,10 +18,10 @@ from diloco_protocol.backend import (
     check_names,
     check_paths,
     check_run_prefix,
-    check_seconds,
     check_variables,
     option,
     or_none,
+    seconds,
 )
 
 from ._gpus import check_devices
@@ -37,10 +37,6 @@ def _check_inherit_env(name: str, value: object) -> bool | tuple[str, ...]:
 
 def _check_gpus(name: str, value: object) -> tuple[str, ...]:
     return check_devices(name, check_names(name, value))
-
-
-def _check_grace(name: str, value: object) -> float:
-    return check_seconds(name, value, most=_LONGEST_GRACE)
 
 
 def _check_paths(name: str, values: object) -> tuple[str | os.PathLike[str], ...]:
@@ -100,7 +96,7 @@ class LocalOptions(Options):
     gpus: Sequence[str] | None = option(
         None, check=or_none(_check_gpus), shown="`CUDA_VISIBLE_DEVICES`, else `nvidia-smi -L`"
     )
-    grace: float = option(10.0, check=_check_grace)
+    grace: float = option(10.0, check=seconds(_LONGEST_GRACE))
     run_id: str | None = option(None, check=or_none(check_run_prefix), shown="run")
     journal: RunJournal | None = option(None, check=check_journal)
     backoff: Backoff | None = option(None, check=check_backoff, shown="0.02 s to 0.5 s")

@@ -29,6 +29,7 @@ from ._in_time import in_time
 from ._json import check_json
 from ._launch_error import all_or_nothing
 from ._lines import LINE_BYTES, LineSplitter, split_lines
+from ._option_checks import RUNNER, check_command, check_flag, one_of, seconds, text_like, whole
 from ._options import (
     Options,
     check_backoff,
@@ -65,6 +66,7 @@ __all__ = [
     "RECORD_BYTES",
     "REDACTED",
     "RESULT_BYTES",
+    "RUNNER",
     "Answer",
     "Command",
     "GpuRequest",
@@ -81,6 +83,8 @@ __all__ = [
     "check_amount",
     "check_backoff",
     "check_callable",
+    "check_command",
+    "check_flag",
     "check_home",
     "check_journal",
     "check_json",
@@ -106,6 +110,7 @@ __all__ = [
     "is_run_id",
     "is_secret_name",
     "is_shortage",
+    "one_of",
     "option",
     "options_of",
     "options_table",
@@ -122,6 +127,7 @@ __all__ = [
     "redact_json",
     "redact_spec",
     "redact_text",
+    "seconds",
     "shown",
     "signal_name",
     "spec_sha256",
@@ -129,7 +135,9 @@ __all__ = [
     "status_from_data",
     "status_to_data",
     "takes",
+    "text_like",
     "try_rendezvous",
     "variables_from_strings",
     "variables_to_strings",
+    "whole",
 ]

@@ -13,14 +13,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from diloco_protocol import InvalidRequestError
-from diloco_protocol.backend import FINAL_CODE, is_reserved
+from diloco_protocol.backend import FINAL_CODE, RUNNER, is_reserved
 
 from ..__about__ import __version__
 from . import _names as names
 from ._arguments import encoded_spec, spec_entries
 from ._environment import container_environment, runner_arguments
 from ._gpus import PlacedGpus, node_affinity, place_gpus
-from ._options import RUNNER
 from ._overlay import apply_overlay
 from ._pod import shape_pod
 from ._pod_options import CODE_PATH

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from diloco_protocol import InvalidRequestError
-from diloco_protocol.backend import shown
+from diloco_protocol.backend import shown, text_like
 
 CONTAINER = "replica"
 MANAGER = "diloco-eks"
@@ -61,32 +61,18 @@ def job_name(run_id: str, n_replicas: int) -> str:
     return run_id
 
 
-def check_dns_label(what: str, value: object) -> str:
-    """Check for the name of a namespace, or another DNS label.
-
-    Raises:
-        InvalidRequestError: The value is not a DNS label.
-    """
-    if not isinstance(value, str) or not _DNS_LABEL.fullmatch(value):
-        raise InvalidRequestError(
-            f"{what} must be 1 to 63 lower-case letters, digits and dashes, with a letter or digit "
-            f"at both ends, not {shown(value)}"
-        )
-    return value
+check_dns_label = text_like(
+    _LABEL,
+    "1 to 63 lower-case letters, digits and dashes, with a letter or digit at both ends",
+)
+"""Check for the name of a namespace, or another DNS label."""
 
 
-def check_object_name(what: str, value: object) -> str:
-    """Check for the name of a service account, secret or class: a DNS subdomain.
-
-    Raises:
-        InvalidRequestError: The value is not a DNS subdomain.
-    """
-    if not isinstance(value, str) or len(value) > 253 or not _DNS_SUBDOMAIN.fullmatch(value):
-        raise InvalidRequestError(
-            f"{what} must be lower-case letters, digits, dashes and dots, at most 253 characters, "
-            f"not {shown(value)}"
-        )
-    return value
+check_object_name = text_like(
+    rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*",
+    "lower-case letters, digits, dashes and dots, at most 253 characters",
+)
+"""Check for the name of a service account, secret or class: a DNS subdomain."""
 
 
 def check_key(what: str, key: object) -> str:

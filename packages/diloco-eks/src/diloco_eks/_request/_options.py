@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -11,9 +10,12 @@ from typing import Any, Literal
 
 from diloco_protocol import Backoff, InvalidRequestError, RunJournal
 from diloco_protocol.backend import (
+    RUNNER,
     Options,
     check_backoff,
     check_callable,
+    check_command,
+    check_flag,
     check_journal,
     check_names,
     check_path,
@@ -25,20 +27,21 @@ from diloco_protocol.backend import (
     check_variables,
     check_whole,
     details,
+    one_of,
     option,
     or_none,
-    redact_text,
+    seconds,
     shown,
+    text_like,
+    whole,
 )
 
 from ._gpus import Table, check_table
 from ._names import check_dns_label, check_key, check_label_value, check_labels, check_object_name
 from ._overlay_shape import check_overlay
-from ._pod_options import check_code, check_mounts, check_pull_secrets, check_topology
+from ._pod_options import check_code, check_mounts, check_pull_secrets
 from ._quantities import check_bytes, check_cpu
 
-RUNNER = ("python", "-m", "diloco_protocol.runner")
-FAILURE_CHOICES = ("fail_run", "continue")
 _DAY = 86_400
 _APIS = {
     "batch_api": ("BatchV1Api", "create_namespaced_job"),
@@ -58,20 +61,7 @@ def _check_api(name: str, value: object) -> Any:
     return value
 
 
-def _check_image(name: str, value: object) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"[!-~]+", value):
-        raise InvalidRequestError(
-            f"{name} must be the name of a container image, not {shown(value)}"
-        )
-    return value
-
-
-def _check_choice(name: str, value: object) -> str:
-    if not isinstance(value, str) or value not in FAILURE_CHOICES:
-        raise InvalidRequestError(
-            f"{name} must be one of {', '.join(FAILURE_CHOICES)}, not {shown(value)}"
-        )
-    return value
+_check_image = text_like("[!-~]+", "the name of a container image")
 
 
 def _check_node_selector(name: str, values: object) -> dict[str, str]:
@@ -128,19 +118,6 @@ def _toleration(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
     return {**value, **check_texts(name, texts)}
 
 
-def _check_command(name: str, value: object) -> tuple[str, ...]:
-    if value is None:
-        return RUNNER
-    if isinstance(value, str):
-        raise InvalidRequestError(
-            f"{name} must be a list of words, not text: write {shown(redact_text(value).split())}"
-        )
-    words = check_names(name, value)
-    if not words:
-        raise InvalidRequestError(f"{name} must be a list of words, not {shown(value)}")
-    return words
-
-
 def _check_namespaces(name: str, value: object) -> tuple[str, ...]:
     return tuple(check_dns_label(name, namespace) for namespace in check_names(name, value))
 
@@ -148,10 +125,6 @@ def _check_namespaces(name: str, value: object) -> tuple[str, ...]:
 def _check_ttl(name: str, value: object) -> int | None:
     # With a shorter time, a caller that waits for a run may find nothing of it any more.
     return check_whole(name, value, 60, 2**31 - 1, none=True)
-
-
-def _check_efa(name: str, value: object) -> int:
-    return check_whole(name, value, 0, 64)
 
 
 def _check_cpu_limit(name: str, value: object) -> str:
@@ -162,23 +135,10 @@ def _check_cpu_limit(name: str, value: object) -> str:
     return value if value == "request" else check_cpu(name, value)
 
 
-def _check_reservation(name: str, value: object) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"cr-[0-9a-f]+|block", value):
-        raise InvalidRequestError(
-            f"{name} must be the id of a capacity reservation such as 'cr-0123456789abcdef0', or "
-            f"'block', not {shown(value)}"
-        )
-    return value
-
-
-def _check_flag(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidRequestError(f"{name} must be True or False, not {shown(value)}")
-    return value
-
-
-def _check_patience(name: str, value: object) -> float:
-    return check_seconds(name, value, most=_DAY)
+_check_reservation = text_like(
+    "cr-[0-9a-f]+|block",
+    "the id of a capacity reservation such as 'cr-0123456789abcdef0', or 'block'",
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -271,7 +231,7 @@ class EKSOptions(Options):
     node_selector: Mapping[str, str] | None = option(None, check=_check_node_selector)
     tolerations: Sequence[Mapping[str, Any]] | None = option(None, check=_check_tolerations)
     runtime_class_name: str | None = option(None, check=or_none(check_object_name))
-    command: Sequence[str] | None = option(None, check=_check_command, shown=" ".join(RUNNER))
+    command: Sequence[str] | None = option(None, check=check_command, shown=" ".join(RUNNER))
     cpu_request: str = option("4", check=check_cpu, type="quantity")
     memory_request: str = option("16Gi", check=check_bytes, type="quantity")
     ttl_seconds_after_finished: int | None = option(3600, check=_check_ttl)
@@ -294,16 +254,18 @@ class EKSOptions(Options):
     labels: Mapping[str, str] | None = option(None, check=_check_labels)
     annotations: Mapping[str, str] | None = option(None, check=_check_annotations)
     owner: str | None = option(None, check=or_none(check_label_value))
-    on_replica_failure: Literal["fail_run", "continue"] = option("fail_run", check=_check_choice)
+    on_replica_failure: Literal["fail_run", "continue"] = option(
+        "fail_run", check=one_of("fail_run", "continue")
+    )
     pending_timeout: float | None = option(3600, check=or_none(check_seconds))
-    grace: float = option(10.0, check=_check_patience)
+    grace: float = option(10.0, check=seconds(_DAY))
     queue: str | None = option(None, check=or_none(check_label_value))
     gpu_types: Table | None = option(
         None, check=lambda _, table: check_table(table), type="name to label to values"
     )
     ephemeral_storage: str | None = option(None, check=or_none(check_bytes), type="quantity")
     shm_size: str | None = option(None, check=or_none(check_bytes), type="quantity")
-    efa: int = option(0, check=_check_efa)
+    efa: int = option(0, check=whole(0, 64))
     cpu_limit: str | None = option(
         "request", check=or_none(_check_cpu_limit), type="quantity or `request`"
     )
@@ -312,16 +274,16 @@ class EKSOptions(Options):
     mounts: Mapping[str, str] | None = option(None, check=or_none(check_mounts))
     code: str | None = option(None, check=or_none(check_code))
     topology: Literal["one_zone", "spread_zones", "spread_nodes"] | None = option(
-        None, check=or_none(check_topology)
+        None, check=or_none(one_of("one_zone", "spread_zones", "spread_nodes"))
     )
     capacity_reservation: str | None = option(None, check=or_none(_check_reservation))
-    hyperpod: bool = option(False, check=_check_flag)
-    restricted: bool = option(False, check=_check_flag)
+    hyperpod: bool = option(False, check=check_flag)
+    restricted: bool = option(False, check=check_flag)
     pod_overlay: Mapping[str, Any] | None = option(
         None, check=or_none(check_overlay), type="pod template"
     )
-    request_timeout: float = option(30.0, check=_check_patience)
-    retry_timeout: float = option(30.0, check=_check_patience)
+    request_timeout: float = option(30.0, check=seconds(_DAY))
+    retry_timeout: float = option(30.0, check=seconds(_DAY))
     journal: RunJournal | None = option(None, check=check_journal)
     backoff: Backoff | None = option(None, check=check_backoff, shown="1 s to 15 s")
     clock: Callable[[], float] = option(time.time, check=check_callable, hidden=True)

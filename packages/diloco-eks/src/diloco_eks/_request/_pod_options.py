@@ -1,4 +1,4 @@
-"""Options about a replica's pod: mounts, code, pull secrets, topology."""
+"""Options about a replica's pod: mounts, code, pull secrets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from . import _names as names
 CODE_PATH = "/diloco/code"
 MOUNT = re.compile(r"(?P<kind>pvc|configmap|secret)/(?P<name>[^/:]+)(?P<ro>:ro)?")
 """The form of a mounted object: its kind, its name, and whether it is read-only."""
-TOPOLOGIES = ("one_zone", "spread_zones", "spread_nodes")
 _PATH = re.compile(r"(/(?!\.\.?(/|$))[^/:]+)+")
 
 
@@ -63,16 +62,3 @@ def check_pull_secrets(what: str, value: object) -> tuple[str, ...]:
     if value is None:
         return ()
     return tuple(names.check_object_name(what, name) for name in check_names(what, value))
-
-
-def check_topology(what: str, value: object) -> str:
-    """Check for one of :data:`TOPOLOGIES`.
-
-    Raises:
-        InvalidRequestError: The value is something else.
-    """
-    if value not in TOPOLOGIES:
-        raise InvalidRequestError(
-            f"{what} must be one of {', '.join(TOPOLOGIES)}, not {shown(value)}"
-        )
-    return str(value)

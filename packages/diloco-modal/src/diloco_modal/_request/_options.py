@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,27 +16,21 @@ from diloco_protocol.backend import (
     check_names,
     check_restarts,
     check_run_prefix,
-    check_seconds,
     check_text,
     check_variables,
     option,
     or_none,
+    seconds,
+    text_like,
 )
 
 DAY = 86_400
 
 
-_PLACE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)
-
-
-def _place(name: str, value: object) -> str:
-    text = check_text(name, value)
-    if _PLACE.fullmatch(text) is None:
-        raise InvalidRequestError(
-            f"{name}={value!r} is not one name in Modal's words: give one, such as 'us-east' for a "
-            "region or 'aws' for a cloud"
-        )
-    return text
+_check_place = text_like(
+    "[a-z0-9]+(-[a-z0-9]+)*",
+    "one name in Modal's words, such as 'us-east' for a region or 'aws' for a cloud",
+)
 
 
 def _check_client(name: str, value: object) -> Any:
@@ -55,10 +48,6 @@ def check_function(name: str, value: object) -> str:
     if "." in text:
         raise InvalidRequestError(f"{name}={value!r} has a dot, as only methods of classes have")
     return text
-
-
-def _seconds(most: float, *, positive: bool = False) -> Any:
-    return lambda name, value: check_seconds(name, value, most=most, positive=positive)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -103,13 +92,13 @@ class ModalOptions(Options):
     run_id: str | None = option(None, check=or_none(check_run_prefix), shown="run")
     env: Mapping[str, str] | None = option(None, check=check_variables)
     app_secrets: Sequence[str] | None = option(None, check=or_none(check_names))
-    region: str | None = option(None, check=or_none(_place), shown="the app's")
-    cloud: str | None = option(None, check=or_none(_place), shown="the app's")
+    region: str | None = option(None, check=or_none(_check_place), shown="the app's")
+    cloud: str | None = option(None, check=or_none(_check_place), shown="the app's")
     max_restarts: int = option(0, check=check_restarts)
-    pending_timeout: float = option(3600.0, check=_seconds(7 * DAY, positive=True))
-    grace: float = option(10.0, check=_seconds(25))
-    request_timeout: float = option(30.0, check=_seconds(DAY, positive=True))
-    retry_timeout: float = option(60.0, check=_seconds(DAY))
+    pending_timeout: float = option(3600.0, check=seconds(7 * DAY, positive=True))
+    grace: float = option(10.0, check=seconds(25))
+    request_timeout: float = option(30.0, check=seconds(DAY, positive=True))
+    retry_timeout: float = option(60.0, check=seconds(DAY))
     journal: RunJournal | None = option(None, check=check_journal)
     backoff: Backoff | None = option(None, check=check_backoff, shown="1 s to 20 s")
     clock: Callable[[], float] = option(time.time, check=check_callable, hidden=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -13,30 +12,32 @@ from urllib.parse import urlsplit
 
 from diloco_protocol import Backoff, InvalidRequestError, RunJournal
 from diloco_protocol.backend import (
+    RUNNER,
     Options,
     check_backoff,
     check_callable,
+    check_command,
+    check_flag,
     check_journal,
     check_json,
     check_names,
     check_restarts,
     check_run_prefix,
-    check_seconds,
     check_text,
     check_texts,
     check_variables,
-    check_whole,
     details,
     option,
     or_none,
-    redact_text,
+    seconds,
     shown,
+    text_like,
+    whole,
 )
 
 from ._model import instance_types, some_of
 from ._names import TAG_PREFIX
 
-RUNNER = ("python", "-m", "diloco_protocol.runner")
 GPU_TYPE, VOLUME_GB = "ml.g5.2xlarge", "100"  # what is used if the options do not say
 DAY = 86_400
 LONGEST_RUN = 28 * DAY  # seconds; the service's limit of MaxRuntimeInSeconds
@@ -44,11 +45,7 @@ LONGEST_GRACE = (
     110.0  # SageMaker kills 120 s after SIGTERM, and the runner has to report before that
 )
 
-_ROLE = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/[^\s\ud800-\udfff]+", re.ASCII)
-_S3 = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:/[^\s\ud800-\udfff]*)?", re.ASCII)
 _ENDPOINT = re.compile(r"https?://[^\s/?#@\ud800-\udfff]+(?:/[^\s@\ud800-\udfff]*)?", re.ASCII)
-_IMAGE = re.compile(r"[^\s@\ud800-\udfff]+(?:@[a-z0-9]+(?:[+._-][a-z0-9]+)*:[0-9a-fA-F]{32,})?")
-_REGION = re.compile(r"[A-Za-z0-9-]+", re.ASCII)
 _CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
 
@@ -64,32 +61,27 @@ def _shown(value: object, name: str) -> str:
     return shown(value, name)
 
 
-def _check_role(name: str, value: object) -> str:
-    if not isinstance(value, str) or not _ROLE.fullmatch(value):
-        raise InvalidRequestError(
-            f"{name} must be the ARN of an IAM role, such as "
-            f"'arn:aws:iam::123456789012:role/trainer', not {shown(value)}"
-        )
-    return value
-
-
-def _check_image(name: str, value: object) -> str:
-    if not isinstance(value, str) or not _IMAGE.fullmatch(value):
-        raise InvalidRequestError(
-            f"{name} must be the name of a container image, such as "
-            f"'123456789012.dkr.ecr.eu-west-1.amazonaws.com/trainer:1', not {_shown(value, name)}"
-        )
-    return value
+_check_role = text_like(
+    r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[^\s\ud800-\udfff]+",
+    "the ARN of an IAM role, such as 'arn:aws:iam::123456789012:role/trainer'",
+)
+_check_image = text_like(
+    r"[^\s@\ud800-\udfff]+(?:@[a-z0-9]+(?:[+._-][a-z0-9]+)*:[0-9a-fA-F]{32,})?",
+    "the name of a container image, such as "
+    "'123456789012.dkr.ecr.eu-west-1.amazonaws.com/trainer:1'",
+    _shown,
+)
+_check_place = text_like(
+    r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:/[^ \t-\r\ud800-\udfff]*)?",
+    "a place in S3, such as 's3://bucket/prefix' (a bucket has 3 to 63 lower-case letters, digits, "
+    "dots and dashes)",
+    _shown,
+)
+check_region_name = text_like("[A-Za-z0-9-]+", "the name of a region, such as 'eu-west-1'")
 
 
 def _check_s3(name: str, value: object) -> str:
-    if not isinstance(value, str) or not _S3.fullmatch(value):
-        raise InvalidRequestError(
-            f"{name} must be a place in S3, such as 's3://bucket/prefix', not "
-            f"{_shown(value, name)} (a bucket has 3 to 63 lower-case letters, digits, dots and "
-            "dashes)"
-        )
-    return value.rstrip("/")
+    return _check_place(name, value).rstrip("/")
 
 
 def _check_type(name: str, value: object) -> str:
@@ -134,22 +126,6 @@ def _check_channels(name: str, values: object) -> dict[str, str]:
     return channels
 
 
-def _check_command(name: str, value: object) -> tuple[str, ...]:
-    if value is None:
-        return RUNNER
-    if isinstance(value, str):
-        text = redact_text(value)
-        try:
-            split = shlex.split(text)
-        except ValueError:  # a closing quote is missing
-            split = text.split()
-        raise InvalidRequestError(f"{name} must be a list of words, not text: write {shown(split)}")
-    words = check_names(name, value)
-    if not words:
-        raise InvalidRequestError(f"{name} must be a list of words, not an empty one")
-    return words
-
-
 def check_endpoint(name: str, value: object) -> str:
     """Refuse an address without a scheme, with a user and password, or with an invalid port."""
     if not isinstance(value, str) or not _ENDPOINT.fullmatch(value) or not _has_port(value):
@@ -166,14 +142,6 @@ def _has_port(address: str) -> bool:
         return urlsplit(address).port != 0
     except ValueError:
         return False
-
-
-def check_region_name(name: str, value: object) -> str:
-    if not isinstance(value, str) or not _REGION.fullmatch(value):
-        raise InvalidRequestError(
-            f"{name} must be the name of a region, such as 'eu-west-1', not {shown(value)}"
-        )
-    return value
 
 
 def _check_session(name: str, value: object) -> Any:
@@ -197,12 +165,6 @@ def _check_client(name: str, value: object) -> Any:
     return value
 
 
-def _check_flag(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidRequestError(f"{name} must be True or False, not {shown(value)}")
-    return value
-
-
 def _check_overlay(name: str, value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise InvalidRequestError(
@@ -218,14 +180,6 @@ def _check_overlay(name: str, value: object) -> Mapping[str, Any]:
         raise InvalidRequestError(f"{name} is nested too deep") from None
     check_json(kept, name)
     return kept
-
-
-def _within(least: int, most: int) -> Any:
-    return lambda name, value: check_whole(name, value, least, most)
-
-
-def _seconds(most: float) -> Any:
-    return lambda name, value: check_seconds(name, value, most=most)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -305,7 +259,7 @@ class SageMakerOptions(Options):
     output_s3_path: str = field(metadata=details(check=_check_s3))
     instance_type: str | None = option(None, check=or_none(_check_type), shown=GPU_TYPE)
     cpu_instance_type: str = option("ml.m5.xlarge", check=_check_type)
-    volume_size_gb: int | None = option(None, check=or_none(_within(1, 16_384)), shown=VOLUME_GB)
+    volume_size_gb: int | None = option(None, check=or_none(whole(1, 16_384)), shown=VOLUME_GB)
     run_id: str | None = option(None, check=or_none(check_run_prefix), shown="run")
     region: str | None = option(None, check=or_none(check_region_name), shown="the session's")
     sagemaker_client: Any = option(
@@ -327,21 +281,21 @@ class SageMakerOptions(Options):
         shown="one of the executor's own",
     )
     endpoint_url: str | None = option(None, check=or_none(check_endpoint), shown="AWS")
-    command: Sequence[str] | None = option(None, check=_check_command, shown=" ".join(RUNNER))
+    command: Sequence[str] | None = option(None, check=check_command, shown=" ".join(RUNNER))
     env: Mapping[str, str] | None = option(None, check=check_variables)
     tags: Mapping[str, str] | None = option(None, check=_check_tags)
     owner: str | None = option(None, check=or_none(check_text))
-    spot: bool = option(False, check=_check_flag)
+    spot: bool = option(False, check=check_flag)
     checkpoint_s3_path: str | None = option(
         None, check=or_none(_check_s3), shown="below `output_s3_path`"
     )
     max_restarts: int = option(0, check=check_restarts)
-    platform_retries: int = option(0, check=_within(0, 30))
+    platform_retries: int = option(0, check=whole(0, 30))
     pending_timeout: int | None = option(
-        None, check=or_none(_within(0, LONGEST_RUN)), shown="with spot a day, else SageMaker's own"
+        None, check=or_none(whole(0, LONGEST_RUN)), shown="with spot a day, else SageMaker's own"
     )
-    quota_timeout: float = option(0.0, check=_seconds(DAY))
-    keep_alive: int = option(0, check=_within(0, 21_600))
+    quota_timeout: float = option(0.0, check=seconds(DAY))
+    keep_alive: int = option(0, check=whole(0, 21_600))
     security_group_ids: Sequence[str] | None = option(None, check=or_none(check_names))
     subnets: Sequence[str] | None = option(None, check=or_none(check_names))
     volume_kms_key: str | None = option(None, check=or_none(check_text))
@@ -353,10 +307,10 @@ class SageMakerOptions(Options):
     request_overlay: Mapping[str, Any] | None = option(
         None, check=or_none(_check_overlay), type="part of a request"
     )
-    grace: float = option(10.0, check=_seconds(LONGEST_GRACE))
-    request_timeout: float = option(30.0, check=_seconds(DAY))
-    retry_timeout: float = option(60.0, check=_seconds(DAY))
-    log_delay: float = option(15.0, check=_seconds(3600.0))
+    grace: float = option(10.0, check=seconds(LONGEST_GRACE))
+    request_timeout: float = option(30.0, check=seconds(DAY))
+    retry_timeout: float = option(60.0, check=seconds(DAY))
+    log_delay: float = option(15.0, check=seconds(3600.0))
     journal: RunJournal | None = option(None, check=check_journal)
     backoff: Backoff | None = option(None, check=check_backoff, shown="1 s to 20 s")
     clock: Callable[[], float] = option(time.time, check=check_callable, hidden=True)
