@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from diloco_protocol import ReplicaState
+from diloco_protocol.backend import Recent
 
 from ._facts import PodFacts
 from ._observation import Observation
@@ -26,20 +27,16 @@ class Memory:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._seen: dict[ReplicaHandle, tuple[Observation, ReplicaStatus, int]] = {}
-        self._ends: dict[ReplicaHandle, ReplicaStatus] = {}
-        self._succeeded: dict[ReplicaHandle, PodFacts] = {}
-        self._forgotten: dict[ReplicaHandle, bool] = {}
-        self._without_log: dict[ReplicaHandle, float] = {}
+        self._seen: Recent[ReplicaHandle, tuple[Observation, ReplicaStatus, int]] = Recent(_MOST)
+        self._ends: Recent[ReplicaHandle, ReplicaStatus] = Recent(_MOST)
+        self._succeeded: Recent[ReplicaHandle, PodFacts] = Recent(_MOST)
+        self._forgotten: Recent[ReplicaHandle, bool] = Recent(_MOST)
+        self._without_log: Recent[ReplicaHandle, float] = Recent(_MOST)
 
     def seen(self, handles: Mapping[int, ReplicaHandle]) -> dict[int, Observation]:
         """Return what was last seen of some replicas, by index."""
-        with self._lock:
-            return {
-                index: self._seen[handle][0]
-                for index, handle in handles.items()
-                if handle in self._seen
-            }
+        seen = {index: self._seen.get(handle) for index, handle in handles.items()}
+        return {index: last[0] for index, last in seen.items() if last is not None}
 
     def keep(
         self,
@@ -65,45 +62,41 @@ class Memory:
         with self._lock:
             if handle in self._forgotten:
                 return status
-            known = self._seen.pop(handle, None)
+            known = self._seen.get(handle)
             if known is not None and known[2] > version:
-                self._seen[handle] = known
+                self._seen.keep(handle, known)
                 return known[1]
-            end = self._ends.get(handle, status)
+            end = self._ends.get(handle) or status
             # A cancelled run that Kueue holds has no pods; it can get some if a user resumes it.
             goes_on = (
                 end.state is ReplicaState.CANCELLED and not status.state.terminal and _is_live(seen)
             )
             status = status if goes_on else end
             if status.state.terminal:
-                self._ends[handle] = status
+                self._ends.keep(handle, status)
             else:
-                self._ends.pop(handle, None)
-            self._seen[handle] = seen, status, version
-            if succeeded is not None:
-                self._succeeded.setdefault(handle, succeeded)
-            for kept in (self._seen, self._ends, self._succeeded, self._forgotten):
-                while len(kept) > _MOST:
-                    del kept[next(iter(kept))]
+                self._ends.forget(handle)
+            self._seen.keep(handle, (seen, status, version))
+            if succeeded is not None and handle not in self._succeeded:
+                self._succeeded.keep(handle, succeeded)
             return status
 
     def ends(self, handles: Iterable[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
         """Return the reported ends of some replicas; they stay true when the Job is gone."""
-        with self._lock:
-            return {handle: self._ends[handle] for handle in handles if handle in self._ends}
+        ends = {handle: self._ends.get(handle) for handle in handles}
+        return {handle: end for handle, end in ends.items() if end is not None}
 
     def forget(self, handles: Iterable[ReplicaHandle]) -> None:
         """Forget some replicas for good, even if they are seen once more while they are removed."""
         with self._lock:
             for handle in handles:
-                self._forgotten[handle] = True
+                self._forgotten.keep(handle, True)
                 for kept in (self._seen, self._ends, self._succeeded, self._without_log):
-                    kept.pop(handle, None)
+                    kept.forget(handle)
 
     def succeeded(self, handle: ReplicaHandle) -> PodFacts | None:
         """Return the pod that succeeded, if it was seen."""
-        with self._lock:
-            return self._succeeded.get(handle)
+        return self._succeeded.get(handle)
 
     def without_log(self, handle: ReplicaHandle, now: float) -> float:
         """Return since when a replica's node has been known to have no log of it.
@@ -111,15 +104,14 @@ class Memory:
         That is ``now`` if it was not known before.
         """
         with self._lock:
-            since = self._without_log.setdefault(handle, now)
-            if len(self._without_log) > _MOST:
-                del self._without_log[next(iter(self._without_log))]
-            return since
+            since = self._without_log.get(handle)
+            if since is None:
+                self._without_log.keep(handle, now)
+            return now if since is None else since
 
     def has_log(self, handle: ReplicaHandle) -> None:
         """Remember that a replica's node has its log."""
-        with self._lock:
-            self._without_log.pop(handle, None)
+        self._without_log.forget(handle)
 
 
 def _is_live(seen: Observation) -> bool:

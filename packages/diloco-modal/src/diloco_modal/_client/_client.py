@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from diloco_protocol import InvalidRequestError
+from diloco_protocol.backend import Recent
 
 from .._request._options import ModalOptions
 from .._request._payload import deploy_command
@@ -32,7 +33,7 @@ class Client(Records):
 
     def __init__(self, options: ModalOptions) -> None:
         super().__init__(options)
-        self._own: set[str] = set()
+        self._own: Recent[str, bool] = Recent(_KEPT_CALLS)
         self._apps: dict[tuple[str, str], str] = {}
 
     def function(self, bound: Mapping[str, Any], secrets: Mapping[str, str]) -> Any:
@@ -71,9 +72,7 @@ class Client(Records):
             self._options.request_timeout,
             f"starting rank {payload['rank']}",
         )
-        if len(self._own) >= _KEPT_CALLS:
-            self._own.clear()
-        self._own.add(str(call.object_id))
+        self._own.keep(str(call.object_id), True)
         return str(call.object_id)
 
     async def check_app(self, call_id: str, app: str, function: str) -> None:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from diloco_protocol.backend import Recent
+
 from .._request._options import ModalOptions
 from .._request._payload import record_name
 from .._state._record import DamagedRecordError, checked, numbers_of, written
@@ -27,7 +29,7 @@ class Records(Connection):
 
     def __init__(self, options: ModalOptions) -> None:
         super().__init__(options)
-        self._records: dict[str, tuple[float, Any]] = {}
+        self._records: Recent[str, tuple[float, Any]] = Recent(_KEPT_RECORDS)
         self._entries: dict[str, tuple[float, int, Mapping[str, str]]] = {}
 
     def record(self, run_id: str, *, create: bool = False) -> Any:
@@ -44,10 +46,7 @@ class Records(Connection):
             return modal.Dict.from_name(name, create_if_missing=create, **where).hydrate.aio()
 
         record = self._ask(find, f"looking for the Dict {name!r}")
-        with self._lock:
-            if len(self._records) >= _KEPT_RECORDS:
-                self._records.clear()
-            self._records[run_id] = now, record
+        self._records.keep(run_id, (now, record))
         return record
 
     def read(self, run_id: str) -> tuple[Any, Mapping[str, str]]:
@@ -60,8 +59,7 @@ class Records(Connection):
         Raises:
             MissingError: There is no such Dict.
         """
-        with self._lock:
-            since, kept = self._records.get(run_id, (0.0, None))
+        since, kept = self._records.get(run_id) or (0.0, None)
         # The clock may also have been set back.
         if kept is not None and 0 <= self._options.clock() - since < _KEPT_SECONDS:
             with contextlib.suppress(MissingError):
@@ -189,8 +187,7 @@ class Records(Connection):
         """
         from . import _wire
 
-        with self._lock:
-            self._records.pop(run_id, None)
+        self._records.forget(run_id)
         what = f"removing the Dict {record_name(run_id)!r}"
         with contextlib.suppress(MissingError):
             self._ask(lambda: _wire.remove_dict.aio(record), what)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,16 +22,22 @@ from diloco_protocol.backend import (
     option,
     or_none,
     seconds,
-    text_like,
 )
 
 DAY = 86_400
 
 
-_check_place = text_like(
-    "[a-z0-9]+(-[a-z0-9]+)*",
-    "one name in Modal's words, such as 'us-east' for a region or 'aws' for a cloud",
-)
+_PLACE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)
+
+
+def _check_place(name: str, value: object) -> str:
+    text = check_text(name, value)
+    if _PLACE.fullmatch(text) is None:
+        raise InvalidRequestError(
+            f"{name}={value!r} is not one name in Modal's words: give one, such as 'us-east' for a "
+            "region or 'aws' for a cloud"
+        )
+    return text
 
 
 def _check_client(name: str, value: object) -> Any:
