@@ -317,7 +317,7 @@ def test_every_bit_of_an_encoded_shard_is_covered(sync, key, step):
     data = RECORDS[key]
 
     def check(data, sync=sync):
-        return shard(sync, 2.0)[1].check(InMemory(data, "x"), "x", Scratch(CHUNK), whole=True)
+        return shard(sync, 2.0)[1].check(InMemory(data, "x"), "x", Scratch(CHUNK))
 
     assert check(data)
     damaged = [flip(data, bit) for bit in range(0, 8 * len(data), step)]

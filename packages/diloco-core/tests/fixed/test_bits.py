@@ -231,7 +231,7 @@ def test_every_bit_of_a_published_state(step):
     for use, wanted, bits in (
         (adopt, [job.values[piece.start :]], seen),
         (outer_state, [job.momentum[piece.start :], torch.tensor(3.0)], range(seen.start)),
-        (lambda reader: [shard.check(reader, "x", scratch, whole=True)], None, range(len(data))),
+        (lambda reader: [shard.check(reader, "x", scratch)], None, range(len(data))),
     ):
         assert use(InMemory(data, "x"))
         for harm in harmed:

@@ -179,7 +179,7 @@ class Member:
                 catch_up(incarnation, first=True)
         standing.has_loaded()
         newest = max(each.sync for each in incarnation.fragments)
-        for rollback, _ in standing.rollbacks:
+        for rollback in standing.rollbacks:
             if rollback.end is None or rollback.sync > newest:
                 obey_rollback(incarnation, rollback)
         if self.fixed and incarnation.sync == manifest.first and not standing.rollbacks:

@@ -19,7 +19,7 @@ from .._wire._published import Sums, shard_metadata
 from ._incarnation._incarnation import Incarnation
 from ._incarnation._progress import Progress, publishes_whole
 from ._records._keys import Hint, commit_key, done_key
-from ._records._records import Commit, Done, Rollback, digest
+from ._records._records import Commit, Done, Rollback
 from ._round._reload import ReloadError, Why
 
 _ASKING = 4  # how often a record is read again while other replicas are asked to repair it
@@ -57,8 +57,8 @@ def readable_done(incarnation: Incarnation, sync: int, index: int) -> Done | Non
         return None
 
 
-def readable_log(incarnation: Incarnation, sync: int) -> tuple[Commit | Rollback, str] | None:
-    """A record of the log and its digest; None if it does not exist or cannot be read."""
+def readable_log(incarnation: Incarnation, sync: int) -> Commit | Rollback | None:
+    """A record of the log; None if it does not exist or cannot be read."""
     try:
         return incarnation.log(sync)
     except CorruptedObjectError as error:
@@ -66,10 +66,8 @@ def readable_log(incarnation: Incarnation, sync: int) -> tuple[Commit | Rollback
         return None
 
 
-def read_commit(
-    incarnation: Incarnation, sync: int, *, decided: bool = False
-) -> tuple[Commit, str] | None:
-    """The record of a sync and its digest. A damaged record is written again if that is possible.
+def read_commit(incarnation: Incarnation, sync: int, *, decided: bool = False) -> Commit | None:
+    """The record of a sync. A damaged record is written again if that is possible.
 
     Args:
         incarnation: The incarnation that reads it.
@@ -77,7 +75,7 @@ def read_commit(
         decided: Whether the record is known to have existed, so that it is lost if it is not there.
 
     Returns:
-        The two; None if there is no record.
+        The record; None if there is none.
 
     Raises:
         CorruptedObjectError: It is damaged, and neither this incarnation nor the store knows what
@@ -85,26 +83,23 @@ def read_commit(
         ReloadError: There is a rollback in its place: the run has gone back to older states.
     """
     try:
-        entry = incarnation.log(sync)
+        record = incarnation.log(sync)
     except CorruptedObjectError as error:
         mended = commit_again(incarnation, sync, error)
         if mended is None:
             raise
         return mended
-    if entry is None and decided and commit_again(incarnation, sync, None) is not None:
-        entry = incarnation.log(sync)
-    if entry is None:
-        return None
-    record, record_digest = entry
+    if record is None and decided and commit_again(incarnation, sync, None) is not None:
+        record = incarnation.log(sync)
     if isinstance(record, Rollback):
         raise ReloadError(Why.WENT_BACK, record)
-    return record, record_digest
+    return record
 
 
 def commit_again(
     incarnation: Incarnation, sync: int, damage: CorruptedObjectError | None
-) -> tuple[Commit, str] | None:
-    """Write the damaged record of a sync again.
+) -> Commit | None:
+    """Write the damaged record of a sync again, and return it.
 
     Returns None if neither this incarnation nor the store knows what it said.
 
@@ -125,7 +120,7 @@ def commit_again(
         incarnation.store.create(commit_key(sync), lambda: data)
     else:
         incarnation.store.put(commit_key(sync), lambda: [data])
-    return commit, digest(data)
+    return commit
 
 
 def rewrite_shard(
@@ -204,7 +199,7 @@ def mend_shard(
     rewrite_shard(incarnation, progress, progress.sync, number, damage, done)
 
 
-def commit_mended(incarnation: Incarnation, sync: int) -> tuple[Commit, str] | None:
+def commit_mended(incarnation: Incarnation, sync: int) -> Commit | None:
     """The record of a sync, as :func:`read_commit`.
 
     If it is damaged, this asks the other replicas, and waits for a grace.
@@ -277,7 +272,7 @@ def answer(incarnation: Incarnation) -> None:
 
 
 def _mend_rollback(incarnation: Incarnation) -> None:
-    for rollback, _ in incarnation.standing.rollbacks[-1:]:
+    for rollback in incarnation.standing.rollbacks[-1:]:
         key = commit_key(rollback.sync)
         try:
             incarnation.log(rollback.sync)
@@ -301,8 +296,8 @@ def _done_again(incarnation: Incarnation, sync: int, index: int) -> Done | None:
 
     None if one of these is gone or damaged.
     """
-    entry = read_commit(incarnation, sync, decided=True)
-    if entry is None:
+    commit = read_commit(incarnation, sync, decided=True)
+    if commit is None:
         return None
     sums: list[Sums] = []
     for number in range(incarnation.fragments[index].job.layout.shards):
@@ -315,7 +310,7 @@ def _done_again(incarnation: Incarnation, sync: int, index: int) -> Done | None:
         sums.append(stored)
     values, rests = zip(*sums, strict=True)
     full = publishes_whole(incarnation.fragments[index].job, sync)
-    return Done(sync, index, values, rests, entry[0], full)
+    return Done(sync, index, values, rests, commit, full)
 
 
 def check_shard(
@@ -331,7 +326,7 @@ def check_shard(
     key, shard = incarnation.key(sync, index, number), incarnation.shard(sync, index, number)
 
     def use(reader: ObjectReader) -> Sums:
-        return shard.check(reader, incarnation.origin(key), incarnation.scratch, whole=True)
+        return shard.check(reader, incarnation.origin(key), incarnation.scratch)
 
     sums = incarnation.read_file(key, use)
     if sums is not None and done is not None and sums != (done.sums[number], done.rests[number]):

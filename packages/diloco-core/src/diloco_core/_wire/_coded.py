@@ -12,21 +12,19 @@ such as buffers, are in the update as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 import xxhash
 
 from .._arithmetic._coded import CodedUpdates
-from .._arithmetic._layout import Layout, Piece
+from .._arithmetic._layout import Piece
 from .._arithmetic._sharded import Scratch
-from .._codecs._codec import Codec
 from .._errors import DivergedError
 from .._store._api import ObjectReader
 from ._published import END, Shard, Sums, as_recorded, end_sums
 from ._sections import (
-    CHECKSUM_BYTES,
     Parts,
     Section,
     SectionReader,
@@ -35,103 +33,6 @@ from ._sections import (
     sum_bytes,
     view,
 )
-
-
-class EncodedUpdate:
-    """The update in a file: read and verified whole, before any of it is added.
-
-    Args:
-        layout: How the tensors of the sync are cut into shards.
-        number: The number of the shard.
-        codec: How updates are encoded.
-        seed: Seed of the checksum of the update.
-        values: The section of the values after it; its pieces are empty where they are left out.
-    """
-
-    def __init__(
-        self, layout: Layout, number: int, codec: Codec, seed: int, values: Section
-    ) -> None:
-        self.section = Section("update", layout.shard(number), seed, codec=codec)
-        self._layout = layout
-        self._number = number
-        self._codec = codec
-        self._values_seed = values.seed
-        after = section_bytes(layout, values) + CHECKSUM_BYTES * len(END)
-        self._before_end = section_bytes(layout, self.section) + after
-
-    @property
-    def size(self) -> int:
-        """Size of the encoded update in bytes."""
-        return self.section.values_bytes(self._layout)
-
-    def start(self, size: int) -> int:
-        """Return where the update begins in a file of this size."""
-        return size - self._before_end
-
-    def announce(self, reader: ObjectReader) -> None:
-        """Announce that the update and its checksums will be read, for stores that fetch ahead."""
-        start = self.start(reader.size)
-        if start > 0:
-            reader.expect(start, start + section_bytes(self._layout, self.section))
-
-    def read(self, reader: ObjectReader, origin: str, chunk_bytes: int) -> torch.Tensor:
-        """The bytes of the update, read and verified.
-
-        Raises:
-            CorruptedObjectError: They are damaged.
-        """
-        data = torch.empty(self.size, dtype=torch.uint8, device="cpu")
-        whole = view(data)
-        section = SectionReader(reader, self._layout, self.section, self.start(reader.size), origin)
-        for offset in range(0, len(whole), chunk_bytes):
-            section.read_encoded(whole[offset : offset + chunk_bytes])
-        section.verify()
-        return data
-
-    def add(
-        self,
-        reader: ObjectReader,
-        origin: str,
-        chunk_bytes: int,
-        values_of: Callable[[Piece], torch.Tensor],
-        adopt: Callable[[Piece, torch.Tensor], object],
-    ) -> int:
-        """Add the update in a file to the values of the sync before.
-
-        Args:
-            reader: The open file.
-            origin: What it is called in errors.
-            chunk_bytes: Number of bytes handled at once.
-            values_of: Returns the values of a chunk before the sync, which are changed. Values that
-                take no outer step are set.
-            adopt: Called with each chunk and its new values.
-
-        Returns:
-            The checksum of the new values.
-
-        Raises:
-            CorruptedObjectError: The update is damaged. Nothing was added.
-        """
-        # All of it is read and verified before any of it is added: values to which a part was added
-        # could not be restored.
-        data, start = self.read(reader, origin, chunk_bytes), 0
-        digest = xxhash.xxh3_64(seed=self._values_seed)
-        for chunk in self._layout.chunks(self._number, chunk_bytes):
-            values = values_of(chunk)
-            stop = start + self._layout.sent_bytes(chunk, self._codec)
-            self._add_chunk(data[start:stop].clone(), chunk, values)  # aligned, as codecs expect it
-            digest.update(view(values))
-            adopt(chunk, values)
-            start = stop
-        return digest.intdigest()
-
-    def _add_chunk(self, encoded: torch.Tensor, chunk: Piece, values: torch.Tensor) -> None:
-        if self._layout.codec_of(chunk.group, self._codec) is self._codec:
-            update = torch.empty_like(values)
-            self._codec.decode(encoded, update)
-            values += update
-        else:
-            view(values)[:] = view(encoded)
 
 
 @dataclass(eq=False)
@@ -151,27 +52,25 @@ class CodedShard(Shard):
     full: bool = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        seed, values = self.seed("update", self.number), self._stored_values()
-        self._update = EncodedUpdate(self.job.layout, self.number, self.coded.codec, seed, values)
+        pieces, seed = self.job.layout.shard(self.number), self.seed("update", self.number)
+        self._update = Section("update", pieces, seed, codec=self.coded.codec)
 
     @property
     def adopted_bytes(self) -> int:
         """Return how many bytes of values a replica reads that adopts the shard."""
-        return self._update.size
+        return self._update.values_bytes(self.job.layout)
 
     @property
     def writable(self) -> bool:
         """Say whether the encoded bytes are kept, so that the file can be written."""
         return self.coded.chunks.keys() >= set(self._outer_chunks())
 
-    def rest_bytes(self, size: int) -> int:
-        """Return the bytes of header and outer state before the update in a file of this size."""
-        return self._update.start(size)
-
     # The signature of Shard
     def announce(self, reader: ObjectReader, origin: str) -> None:  # noqa: ARG002
         """Announce that the update in a file will be read, for stores that fetch ahead."""
-        self._update.announce(reader)
+        start = self.rest_bytes(reader.size)
+        if start > 0:
+            reader.expect(start, start + section_bytes(self.job.layout, self._update))
 
     # The signature of Shard
     def adopt(self, reader: ObjectReader, origin: str, scratch: Scratch) -> Sums:  # noqa: ARG002
@@ -188,14 +87,26 @@ class CodedShard(Shard):
 
     def _add(self, reader: ObjectReader, origin: str, expected: Sums | None) -> Sums:
         sums = as_recorded(end_sums(reader, origin), expected, origin)
-
-        def values_of(chunk: Piece) -> torch.Tensor:
+        layout, codec = self.job.layout, self.coded.codec
+        # All of the update is read and verified before any of it is added: values to which a part
+        # was added could not be restored.
+        data, start = self._read_update(reader, origin), 0
+        digest = xxhash.xxh3_64(seed=self.seed("values", self.number))
+        for chunk in self._chunks():
             values = self.job.destination(chunk)
             assert values is not None  # only fragments of a model are published in this way
-            return values
-
-        update = self._update
-        if update.add(reader, origin, self.chunk_bytes, values_of, self.job.adopt) != sums.values:
+            stop = start + layout.sent_bytes(chunk, codec)
+            encoded = data[start:stop].clone()  # aligned, as codecs expect it
+            if layout.codec_of(chunk.group, codec) is codec:
+                update = torch.empty_like(values)
+                codec.decode(encoded, update)
+                values += update
+            else:
+                view(values)[:] = view(encoded)
+            digest.update(view(values))
+            self.job.adopt(chunk, values)
+            start = stop
+        if digest.intdigest() != sums.values:
             raise DivergedError(
                 f"with the update in {origin}, this replica does not come to the values of the "
                 "replica that published it: the two held different values before. The memory of "
@@ -203,6 +114,16 @@ class CodedShard(Shard):
                 "Start all ranks again with resume=True, which loads the values from the store."
             )
         return sums
+
+    def _read_update(self, reader: ObjectReader, origin: str) -> torch.Tensor:
+        """The bytes of the update in a file, read and verified."""
+        data = torch.empty(self.adopted_bytes, dtype=torch.uint8, device="cpu")
+        whole, start = view(data), self.rest_bytes(reader.size)
+        section = SectionReader(reader, self.job.layout, self._update, start, origin)
+        for offset in range(0, len(whole), self.chunk_bytes):
+            section.read_encoded(whole[offset : offset + self.chunk_bytes])
+        section.verify()
+        return data
 
     def announce_load(self, reader: ObjectReader, origin: str) -> None:
         """Announce what :meth:`load` will read, for stores that fetch ahead."""
@@ -219,21 +140,16 @@ class CodedShard(Shard):
             return self._add(reader, origin, expected)
         return as_recorded(super().adopt(reader, origin, scratch), expected, origin)
 
-    def check(
-        self, reader: ObjectReader, origin: str, scratch: Scratch, *, whole: bool = False
-    ) -> Sums:
-        """Verify the update and the values of a file, and with ``whole`` also the rest.
-
-        Returns its checksums.
+    def check(self, reader: ObjectReader, origin: str, scratch: Scratch) -> Sums:
+        """Verify all of a file. Returns its checksums.
 
         Raises:
             CorruptedObjectError: The file is damaged.
         """
-        self._update.read(reader, origin, self.chunk_bytes)
+        self._read_update(reader, origin)
         if self.full:
-            return super().check(reader, origin, scratch, whole=whole)
-        if whole:
-            self.described(reader, origin)
+            return super().check(reader, origin, scratch)
+        self.described(reader, origin)
         return end_sums(reader, origin)
 
     def outer(self, name: str) -> Section:
@@ -244,7 +160,7 @@ class CodedShard(Shard):
         return self.values() if self.full else replace(self.values(), pieces=())
 
     def _sections(self, names: Sequence[str]) -> list[Section]:
-        return [*map(self.outer, names), self._update.section, self._stored_values(), *END]
+        return [*map(self.outer, names), self._update, self._stored_values(), *END]
 
     def _outer_tensor(self, chunk: Piece, name: str) -> torch.Tensor:
         return self.coded.chunks[chunk].outer[name]
@@ -255,7 +171,7 @@ class CodedShard(Shard):
         )
 
     def _values_parts(self) -> Parts:
-        yield from section_parts(self._update.section, map(self._encoded, self._chunks()))
+        yield from section_parts(self._update, map(self._encoded, self._chunks()))
         if self.full:
             return (yield from super()._values_parts())
         digest = self.digest()

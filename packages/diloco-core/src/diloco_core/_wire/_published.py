@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 import xxhash
 
-from .._arithmetic._layout import Layout, Piece
+from .._arithmetic._layout import Piece
 from .._arithmetic._sharded import Scratch, adopt_shard
 from .._arithmetic._sync_job import SyncJob
 from .._errors import CorruptedObjectError
@@ -55,39 +55,6 @@ class Sums(NamedTuple):
 
     values: int
     rest: int
-
-
-class ValuesReader(SectionReader):
-    """Reads the values of a published file piece by piece and verifies them at the end.
-
-    Not thread-safe.
-
-    Args:
-        reader: The open file.
-        layout: How the tensors of the sync are cut into shards.
-        values: The section of the values.
-        origin: What the file is called in errors.
-
-    Raises:
-        CorruptedObjectError: The file is too short for the values.
-    """
-
-    def __init__(self, reader: ObjectReader, layout: Layout, values: Section, origin: str) -> None:
-        start = reader.size - section_bytes(layout, values) - CHECKSUM_BYTES * len(END)
-        super().__init__(reader, layout, values, start, origin)
-        self._file = origin
-        reader.expect(start, reader.size)
-
-    def verified_sums(self) -> Sums:
-        """Verify the checksum of the values. Returns all checksums of the file.
-
-        Raises:
-            CorruptedObjectError: The values or the checksums are damaged.
-        """
-        sums = end_sums(self._reader, self._file, self.padding)
-        if sums.values != self.digest:
-            raise wrong_checksum(self._file, "the checksum of its values")
-        return sums
 
 
 @dataclass(eq=False)
@@ -159,7 +126,7 @@ class Shard:
 
         They are the header and the outer state.
         """
-        return size - section_bytes(self.job.layout, self.values()) - CHECKSUM_BYTES * len(END)
+        return size - section_starts(self.job.layout, self._sections(()))[-1]
 
     @property
     def writable(self) -> bool:
@@ -181,7 +148,7 @@ class Shard:
             return out
 
         adopt_shard(self.job, self.number, read, self.chunk_bytes, scratch)
-        return values.verified_sums()
+        return _verified(values, reader, origin)
 
     def announce_load(self, reader: ObjectReader, origin: str) -> None:
         """Announce what :meth:`load` will read; as :meth:`announce`."""
@@ -200,22 +167,17 @@ class Shard:
         """
         return as_recorded(self.adopt(reader, origin, scratch), expected, origin)
 
-    def check(
-        self, reader: ObjectReader, origin: str, scratch: Scratch, *, whole: bool = False
-    ) -> Sums:
-        """Verify the values of a file, and with ``whole`` also the rest.
-
-        Returns its checksums; nothing is adopted.
+    def check(self, reader: ObjectReader, origin: str, scratch: Scratch) -> Sums:
+        """Verify all of a file. Returns its checksums; nothing is adopted.
 
         Raises:
             CorruptedObjectError: The file is damaged.
         """
-        if whole:
-            self.described(reader, origin)
+        self.described(reader, origin)
         values = self._values_of(reader, origin)
         for chunk in self._chunks():
             values.read(scratch.tensor(0, self.job.layout, chunk))
-        return values.verified_sums()
+        return _verified(values, reader, origin)
 
     def described(
         self, reader: ObjectReader, origin: str, expected: int | None = None
@@ -281,7 +243,8 @@ class Shard:
         rest = xxhash.xxh3_64(beginning, seed=self.seed("rest", self.number))
         yield beginning
         for name in names:
-            tensors = (self._outer_tensor(chunk, name) for chunk in self._chunks_with(name))
+            chunks = (each for each in self._outer_chunks() if self.job.keeps_outer(each, name))
+            tensors = (self._outer_tensor(chunk, name) for chunk in chunks)
             rest.update(sum_bytes((yield from section_parts(self.outer(name), tensors))))
         return rest.intdigest()
 
@@ -316,18 +279,19 @@ class Shard:
         }
         return header(self.job.layout, sections, metadata), names
 
-    def _values_of(self, reader: ObjectReader, origin: str) -> ValuesReader:
-        return ValuesReader(reader, self.job.layout, self.values(), origin)
+    def _values_of(self, reader: ObjectReader, origin: str) -> SectionReader:
+        """Announce and open the values of a file, which are verified at their end."""
+        values = self.values()
+        start = reader.size - section_bytes(self.job.layout, values) - CHECKSUM_BYTES * len(END)
+        section = SectionReader(reader, self.job.layout, values, start, origin)
+        reader.expect(start, reader.size)
+        return section
 
     def _chunks(self) -> list[Piece]:
         return list(self.job.layout.chunks(self.number, self.chunk_bytes))
 
     def _outer_chunks(self) -> list[Piece]:
         return list(filter(self._is_outer, self._chunks()))
-
-    def _chunks_with(self, name: str) -> list[Piece]:
-        """The chunks that one of the outer optimizer's tensors belongs to."""
-        return [chunk for chunk in self._outer_chunks() if self.job.keeps_outer(chunk, name)]
 
     def _is_outer(self, piece: Piece) -> bool:
         # Not by the rule in the layout: the first sync of a fragment takes all values from rank 0,
@@ -374,6 +338,14 @@ def _names_and_scalars(fields: Any, origin: str) -> tuple[Sequence[str], dict[st
         return list(names), {name: float(value) for name, value in scalars.items()}
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise CorruptedObjectError(f"the header of {origin} is damaged") from None
+
+
+def _verified(values: SectionReader, reader: ObjectReader, origin: str) -> Sums:
+    """Verify the values of a file, all of which were read. Returns all checksums of the file."""
+    sums = end_sums(reader, origin, values.padding)
+    if sums.values != values.digest:
+        raise wrong_checksum(origin, "the checksum of its values")
+    return sums
 
 
 def ending(sums: Sums) -> bytes:

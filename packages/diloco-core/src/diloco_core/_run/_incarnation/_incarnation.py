@@ -24,7 +24,7 @@ from ..._wire._published import Shard
 from .._records._attendance import Attendance
 from .._records._keys import MANIFEST, Delta, Hint, commit_key, commit_sync, done_key, shard_key
 from .._records._manifest import Manifest
-from .._records._records import Commit, Done, Rollback, digest, of_run, read_record
+from .._records._records import Commit, Done, Rollback, of_run, read_record
 from .._records._rules import is_whole, made_of, newest_done
 from .._settings import Joiner, Settings
 from ._progress import Progress, published_shard, publishes_whole
@@ -273,8 +273,8 @@ class Incarnation:
 
         See :func:`.._records._rules.made_of`.
         """
-        rollbacks = [rollback for rollback, _ in self.standing.rollbacks]
-        return made_of(sync, fragment, len(self.fragments), self.whole_every, rollbacks)
+        every, rollbacks = self.whole_every, self.standing.rollbacks
+        return made_of(sync, fragment, len(self.fragments), every, rollbacks)
 
     def create(self, key: str, parts: Callable[[], Iterable[Buffer]]) -> bool:
         """Create an object unless it exists, and count its bytes.
@@ -404,18 +404,17 @@ class Incarnation:
             stored = None if self.store.create(key, lambda: own) else self.again(read)
         return stored and stored[0]
 
-    def log(self, sync: int) -> tuple[Commit | Rollback, str] | None:
-        """The record with this number in the log, and its digest; None if there is none.
+    def log(self, sync: int) -> Commit | Rollback | None:
+        """The record with this number in the log; None if there is none.
 
         Raises:
             CorruptedObjectError: It is damaged.
             RunExistsError: It belongs to another run.
         """
         key, fragments = commit_key(sync), len(self.fragments)
-        entry = self.read(
-            key, lambda data: (read_record(data, sync, self.origin(key), fragments), digest(data))
-        )
-        return entry and (of_run(entry[0], self.run, self.origin(key)), entry[1])
+        origin = self.origin(key)
+        record = self.read(key, lambda data: read_record(data, sync, origin, fragments))
+        return record and of_run(record, self.run, origin)
 
     def done(self, sync: int, fragment: int) -> Done | None:
         """The record of a complete state; None if there is none.

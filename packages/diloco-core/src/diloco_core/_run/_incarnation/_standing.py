@@ -33,8 +33,7 @@ class Standing:
         members: The members of that sync, as epoch by rank; before the first sync, all ranks with
             epoch 0.
         rollback: Number of the newest rollback in the log; 0 if there was none.
-        rollbacks: The rollbacks that loading took into account, in the order of the log, each with
-            the digest of its record.
+        rollbacks: The rollbacks that loading took into account, in the order of the log.
         seen: When the incarnation has seen the record of that sync, or when it had loaded its
             state, by its clock in seconds.
         is_new: Whether the incarnation has completed no sync by a contribution of its own. Once it
@@ -60,7 +59,7 @@ class Standing:
         self.previous = ""
         self.members: Mapping[int, int] = {}
         self.rollback = 0
-        self.rollbacks: Sequence[tuple[Rollback, str]] = ()
+        self.rollbacks: Sequence[Rollback] = ()
         self._since = self.seen = 0.0
         self.is_new = True
         self.checked = self.clock()
@@ -99,19 +98,12 @@ class Standing:
 
     def follows(self, commit: Commit) -> bool:
         """Say whether a record is the next in the log, as far as this incarnation has read it."""
-        follows = (commit.sync, commit.fragment) == (self.sync + 1, self.index(self.sync + 1))
-        if self.previous:
-            follows = follows and (commit.previous, commit.rollback) == (
-                self.previous,
-                self.rollback,
-            )
-        return follows and self._counts_on(commit)
-
-    def _counts_on(self, commit: Commit) -> bool:
-        """Say whether a record's counts continue those of the state before it.
-
-        Also true if memory already holds the state after it.
-        """
+        following = self.sync + 1
+        if (commit.sync, commit.fragment) != (following, self.index(following)):
+            return False
+        before = self.previous, self.rollback
+        if self.previous and (commit.previous, commit.rollback) != before:
+            return False
         progress = self.fragments[commit.fragment]
         # The loaded state of this fragment may be newer than those of other fragments; the log is
         # replayed from the oldest.
@@ -125,29 +117,28 @@ class Standing:
         self.sync = sync
         self.previous = ""
 
-    def turn_back(self, rollback: Rollback, record_digest: str) -> None:
-        """Move to where the run continues after a rollback whose record has this digest."""
+    def turn_back(self, rollback: Rollback) -> None:
+        """Move to where the run continues after a rollback."""
         self.sync = self.rollback = rollback.sync
-        self.previous = record_digest
+        self.previous = rollback.digest
         # As at the beginning of a run, all ranks are waited for.
         self.members = dict(self._everybody)
 
-    def advance(self, commit: Commit, record_digest: str, seen: float | None = None) -> None:
+    def advance(self, commit: Commit, seen: float | None = None) -> None:
         """Move on by one sync that the incarnation has adopted.
 
         Args:
             commit: The record of the sync.
-            record_digest: Digest of that record.
             seen: When the incarnation has read it, by its clock in seconds; now if left out.
         """
         progress = self.fragments[commit.fragment]
         progress.sync = commit.sync
         progress.commit = commit
-        self.skip(commit, record_digest)
+        self.skip(commit)
         if seen is not None:
             self.seen = seen
 
-    def skip(self, commit: Commit, record_digest: str) -> None:
+    def skip(self, commit: Commit) -> None:
         """Move on by one sync whose result the state in memory holds already.
 
         Raises:
@@ -165,7 +156,7 @@ class Standing:
         self._since = self.seen = self.clock()
         self.sync = commit.sync
         self.rollback = commit.rollback
-        self.previous = record_digest
+        self.previous = commit.digest
         self.members = {member.rank: member.epoch for member in commit.members}
 
 

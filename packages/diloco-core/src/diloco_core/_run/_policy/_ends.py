@@ -176,8 +176,7 @@ def give_up(
         sync, tuple(states), (), epochs, incarnation.rollback, run=incarnation.run, end=end
     )
     incarnation.store.create(commit_key(sync), record.to_json)
-    entry = incarnation.log(sync)
-    return entry is not None and isinstance(entry[0], Rollback)
+    return isinstance(incarnation.log(sync), Rollback)
 
 
 def _advice(incarnation: Incarnation) -> str:

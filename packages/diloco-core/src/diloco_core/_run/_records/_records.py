@@ -56,6 +56,11 @@ class Commit:
     rate: Rate = NO_RATE
     run: str = field(kw_only=True)
 
+    @property
+    def digest(self) -> str:
+        """Digest of the record as stored."""
+        return digest(self.to_json())
+
     def to_json(self) -> bytes:
         """The record as stored."""
         return seal("commit", commit_key(self.sync), self.fields())
@@ -153,6 +158,11 @@ class Rollback:
     run: str = field(kw_only=True)
     end: GivenUp | None = field(default=None, kw_only=True)
 
+    @property
+    def digest(self) -> str:
+        """Digest of the record as stored."""
+        return digest(self.to_json())
+
     def to_json(self) -> bytes:
         """The record as stored."""
         fields: dict[str, Any] = {
@@ -249,7 +259,7 @@ class Done:
             **({} if self.full else {"full": False}),
             "sums": hexadecimal(self.sums),
             "rests": hexadecimal(self.rests),
-            "commit_digest": digest(self.commit.to_json()),
+            "commit_digest": self.commit.digest,
             "commit": self.commit.fields(),
         }
         return seal("done", done_key(self.sync, self.fragment), fields)
@@ -266,9 +276,8 @@ class Done:
         fields.agree("sync", sync)
         fields.agree("fragment", fragment)
         commit = Commit.from_fields(fields.part("commit"), sync)
-        if commit.fragment != fragment or digest(commit.to_json()) != fields.text(
-            "commit_digest", DIGEST
-        ):
+        stored_digest = fields.text("commit_digest", DIGEST)
+        if commit.fragment != fragment or commit.digest != stored_digest:
             raise fields.wrong(
                 "the record of the sync inside it is not the one for which it was written"
             )

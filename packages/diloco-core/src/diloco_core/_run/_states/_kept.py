@@ -129,7 +129,7 @@ def verified(incarnation: Incarnation, key: str, original: str) -> bytes | None:
             of_run(Done.from_json(data, sync, index, origin), incarnation.run, origin)
         else:
             shard = incarnation.shard(sync, index, int(name[4:9]))
-            shard.check(InMemory(data, origin), origin, incarnation.scratch, whole=True)
+            shard.check(InMemory(data, origin), origin, incarnation.scratch)
         return data
 
     try:

@@ -74,9 +74,9 @@ def load(incarnation: Incarnation) -> None:
             "for something else that deletes objects below this prefix, or start this replica again"
         )
     oldest = min(progress.sync for progress in incarnation.fragments)
-    for rollback, record in reversed(incarnation.standing.rollbacks):
+    for rollback in reversed(incarnation.standing.rollbacks):
         if rollback.sync > oldest and incarnation.standing.holds(rollback):
-            incarnation.standing.turn_back(rollback, record)
+            incarnation.standing.turn_back(rollback)
             return
     _stand(incarnation, oldest)
 
@@ -86,13 +86,13 @@ def _stand(incarnation: Incarnation, sync: int) -> None:
     if not sync:
         incarnation.standing.begin()
         return
-    log_entry = read_commit(incarnation, sync, decided=True)
-    if log_entry is None:
+    commit = read_commit(incarnation, sync, decided=True)
+    if commit is None:
         raise CorruptedObjectError(
             f"{incarnation.origin(commit_key(sync))} is gone, although a run never deletes commit "
             "records: something else has deleted it"
         )
-    incarnation.standing.skip(*log_entry)
+    incarnation.standing.skip(commit)
 
 
 def _load_newest(incarnation: Incarnation, index: int, history: History) -> bool:

@@ -38,8 +38,7 @@ class History:
     Attributes:
         recorded: The numbers that have a record in the log. If a lower number is missing, its
             record is lost.
-        rollbacks: The known rollbacks, in the order of the log, each with the digest of its record.
-        known: These rollbacks without the digests.
+        rollbacks: The known rollbacks, in the order of the log.
     """
 
     def __init__(self, incarnation: Incarnation) -> None:
@@ -47,7 +46,6 @@ class History:
         self._done = done_states(incarnation.store.list("state/"), len(incarnation.fragments))
         self.recorded = incarnation.recorded()
         self.rollbacks = _rollbacks(incarnation, self.recorded)
-        self.known = [rollback for rollback, _ in self.rollbacks]
 
     @property
     def newest(self) -> list[int]:
@@ -60,7 +58,7 @@ class History:
     @property
     def newest_rollback(self) -> int:
         """Number of the newest rollback; 0 if none is known."""
-        return self.rollbacks[-1][0].sync if self.rollbacks else 0
+        return self.rollbacks[-1].sync if self.rollbacks else 0
 
     def states(self, index: int) -> list[int]:
         """Return the syncs after which a fragment has a complete state that counts, newest first.
@@ -68,20 +66,20 @@ class History:
         The last one is 0, for the initial state.
         """
         syncs = sorted({0, *self._done[index]}, reverse=True)
-        return [sync for sync in syncs if in_force(sync, index, self.known)]
+        return [sync for sync in syncs if in_force(sync, index, self.rollbacks)]
 
     def given_up(self, states: list[int], last: int) -> list[int]:
         """Return the syncs that would no longer count if the run continued from these states.
 
         They are those up to ``last`` that count now.
         """
-        numbers = {rollback.sync for rollback in self.known}
+        numbers = {rollback.sync for rollback in self.rollbacks}
         return [
             sync
             for sync in range(min(states) + 1, last + 1)
             if sync > states[self._incarnation.index(sync)]
             and sync not in numbers
-            and in_force(sync, self._incarnation.index(sync), self.known)
+            and in_force(sync, self._incarnation.index(sync), self.rollbacks)
         ]
 
 
@@ -97,19 +95,17 @@ def given_up_since(incarnation: Incarnation, sync: int, rollback: int) -> bool:
     """
     number = incarnation.rollback
     while number > rollback:
-        entry = readable_log(incarnation, number)
-        if entry is None or not isinstance(entry[0], Rollback):
+        record = readable_log(incarnation, number)
+        if not isinstance(record, Rollback) or sync >= min(record.given_up, default=number):
             return True
-        if sync >= min(entry[0].given_up, default=number):
-            return True
-        number = entry[0].rollback
+        number = record.rollback
     return number != rollback
 
 
 def ends_in_log(incarnation: Incarnation) -> list[Rollback]:
     """The ends of a fixed run that the log holds, the newest first."""
     rollbacks = _rollbacks(incarnation, incarnation.recorded())
-    return [rollback for rollback, _ in reversed(rollbacks) if rollback.end is not None]
+    return [rollback for rollback in reversed(rollbacks) if rollback.end is not None]
 
 
 def close_gaps(incarnation: Incarnation, history: History) -> None:
@@ -130,7 +126,7 @@ def close_gaps(incarnation: Incarnation, history: History) -> None:
             f"records before it are gone, and at most {_MOST_LOST} can be made up for. If this run "
             "has not written it, delete it; otherwise put the others back."
         )
-    rollbacks = history.known
+    rollbacks = history.rollbacks
     for lost in sorted(set(range(1, history.newest_rollback)) - history.recorded):
         index = incarnation.index(lost)
         giving_up = next(
@@ -162,7 +158,7 @@ def _last_before(sync: int, index: int, count: int) -> int:
     return max(0, sync - 1 - (sync - 2 - index) % count)
 
 
-def _rollbacks(incarnation: Incarnation, recorded: set[int]) -> list[tuple[Rollback, str]]:
+def _rollbacks(incarnation: Incarnation, recorded: set[int]) -> list[Rollback]:
     """The rollbacks that can be read, in the order of the log.
 
     Every record names the newest rollback before it. So this goes from the end of the log back from
@@ -175,30 +171,28 @@ def _rollbacks(incarnation: Incarnation, recorded: set[int]) -> list[tuple[Rollb
     ):  # a listing may be out of date
         newest += 1
         recorded.add(newest)
-    rollbacks: list[tuple[Rollback, str]] = []
+    rollbacks: list[Rollback] = []
     sync = newest
     while sync:
         record = _record(incarnation, sync)
         if record is None:
             sync = max((number for number in recorded if number < sync), default=0)
             continue
-        if isinstance(record[0], Rollback):
-            rollbacks.append((record[0], record[1]))
-        sync = record[0].rollback
+        if isinstance(record, Rollback):
+            rollbacks.append(record)
+        sync = record.rollback
     return rollbacks[::-1]
 
 
-def _record(incarnation: Incarnation, sync: int) -> tuple[Commit | Rollback, str] | None:
-    """Return a record of the log and its digest, or its copy in the record of the state.
+def _record(incarnation: Incarnation, sync: int) -> Commit | Rollback | None:
+    """Return a record of the log, or its copy in the record of the state.
 
-    The digest of a copy is empty. None if neither can be read.
+    None if neither can be read.
     """
-    entry = readable_log(incarnation, sync)
-    if entry is None:
-        done = readable_done(incarnation, sync, incarnation.index(sync))
-        if done is not None and done.commit is not None:
-            return done.commit, ""
-    return entry
+    record = readable_log(incarnation, sync)
+    if record is None and (done := readable_done(incarnation, sync, incarnation.index(sync))):
+        return done.commit
+    return record
 
 
 def roll_back(
@@ -220,9 +214,8 @@ def roll_back(
     history = History(incarnation)
     recorded = history.recorded
     last = _last_decided(incarnation, recorded)
-    if history.newest_rollback > (
-        incarnation.standing.rollbacks[-1][0].sync if incarnation.standing.rollbacks else 0
-    ):
+    known = incarnation.standing.rollbacks
+    if history.newest_rollback > (known[-1].sync if known else 0):
         return  # another incarnation has decided a rollback meanwhile
     going_back = []
     for index in range(len(incarnation.fragments)):
@@ -249,7 +242,7 @@ def roll_back(
             "does not lose so many syncs. Remove what the run has not written."
         ) from reason
     given_up = history.given_up(going_back, last)
-    if not given_up and history.rollbacks and history.rollbacks[-1][0].states == tuple(going_back):
+    if not given_up and history.rollbacks and history.rollbacks[-1].states == tuple(going_back):
         # The run has gone back to these states already; doing so once more would not help
         raise reason
     for index, state in enumerate(going_back):

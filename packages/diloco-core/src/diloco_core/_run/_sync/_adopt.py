@@ -156,9 +156,9 @@ class Adoption:
             if damage is None:
                 raise
             raise damage from error
-        entry = incarnation.log(following)
-        if entry is not None and isinstance(entry[0], Rollback):
-            self._ended = ReloadError(Why.WENT_BACK, entry[0])
+        record = incarnation.log(following)
+        if isinstance(record, Rollback):
+            self._ended = ReloadError(Why.WENT_BACK, record)
         if self._result.damaged and not self._asked:
             self._asked = True
             ask_for_repair(incarnation)

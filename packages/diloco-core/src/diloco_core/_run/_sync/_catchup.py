@@ -73,9 +73,9 @@ def start_again(incarnation: Incarnation, reload: ReloadError) -> None:
     catch_up(incarnation)
     # Loading may have met a rollback that this incarnation had not seen in the log.
     if incarnation.rollback > last_rollback:
-        entry = incarnation.log(incarnation.rollback)
-        if entry is not None and isinstance(entry[0], Rollback):
-            obey_rollback(incarnation, entry[0])
+        record = incarnation.log(incarnation.rollback)
+        if isinstance(record, Rollback):
+            obey_rollback(incarnation, record)
 
 
 def _take_mended(
@@ -137,29 +137,26 @@ def replay(incarnation: Incarnation) -> None:
     """Adopt every sync that is committed and not adopted yet."""
     # A published state shows that its sync was decided, even if the record is gone.
     published = max((sync for sync, _ in states(incarnation.store.list("state/"))), default=0)
-    turns = {
-        rollback.sync: (rollback, record) for rollback, record in incarnation.standing.rollbacks
-    }
-    known = [rollback for rollback, _ in incarnation.standing.rollbacks]
+    rollbacks = incarnation.standing.rollbacks
+    turns = {rollback.sync: rollback for rollback in rollbacks}
     while True:
         sync = incarnation.sync + 1
         if sync in turns:
-            if not incarnation.standing.holds(turns[sync][0]):
-                raise ReloadError(Why.WENT_BACK, turns[sync][0])
-            incarnation.standing.turn_back(*turns[sync])
+            if not incarnation.standing.holds(turns[sync]):
+                raise ReloadError(Why.WENT_BACK, turns[sync])
+            incarnation.standing.turn_back(turns[sync])
             continue
-        if not in_force(sync, incarnation.index(sync), known):
+        if not in_force(sync, incarnation.index(sync), rollbacks):
             incarnation.standing.pass_over(sync)
             continue
-        entry = read_commit(incarnation, sync, decided=incarnation.sync < published)
-        if entry is None:
+        commit = read_commit(incarnation, sync, decided=incarnation.sync < published)
+        if commit is None:
             break
-        commit, record = entry
         if not incarnation.standing.follows(commit):
             raise incarnation.does_not_follow(commit)
         progress = incarnation.fragments[commit.fragment]
         if commit.sync <= progress.sync:
-            incarnation.standing.skip(commit, record)
+            incarnation.standing.skip(commit)
             continue
         if incarnation.fixed:
             check_not_later(incarnation, commit)
@@ -168,7 +165,7 @@ def replay(incarnation: Incarnation) -> None:
             # is whole then.
             raise ReloadError(Why.DIFFERS)
         Adoption(incarnation, commit, local=False).run()
-        incarnation.standing.advance(commit, record)
+        incarnation.standing.advance(commit)
         if incarnation.damage.mending.get(commit.fragment) == commit.sync:
             mend_published(incarnation, commit.fragment)
             incarnation.damage.mended(commit.fragment, commit.sync)

@@ -338,12 +338,8 @@ class Computation:
         incarnation, result = self._incarnation, self._result
         if not incarnation.gather and not result.mending and adopt(result, shard):
             return
-        rollbacks = [rollback for rollback, _ in incarnation.standing.rollbacks]
-        listing, count, every = (
-            incarnation.store.list("state/"),
-            len(incarnation.fragments),
-            incarnation.whole_every,
-        )
+        listing, count = incarnation.store.list("state/"), len(incarnation.fragments)
+        every, rollbacks = incarnation.whole_every, incarnation.standing.rollbacks
         # A state that is not whole does not help: it is made of this result, too.
         newest = newest_whole(listing, count, every, rollbacks)[result.index]
         if inputs_are_superseded(newest, result.sync, mending=result.mending):

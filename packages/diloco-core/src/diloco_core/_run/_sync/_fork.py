@@ -30,16 +30,16 @@ def look_back(incarnation: Incarnation) -> None:
         and incarnation.standing.previous
     ):
         return
-    entry: tuple[object, str] | None
+    record: Commit | Rollback | None
     try:
         if incarnation.sync == incarnation.rollback:
-            entry = incarnation.log(incarnation.sync)
-            if entry is None:
+            record = incarnation.log(incarnation.sync)
+            if record is None:
                 # Another incarnation that has obeyed it writes it again, or reports it missing.
                 return
         else:
-            entry = read_commit(incarnation, incarnation.sync, decided=True)
-        if entry is None or entry[1] != incarnation.standing.previous:
+            record = read_commit(incarnation, incarnation.sync, decided=True)
+        if record is None or record.digest != incarnation.standing.previous:
             raise ReloadError(Why.REPLACED)
     except ReloadError:
         _say(incarnation)
@@ -71,10 +71,10 @@ def look_ahead(incarnation: Incarnation, commit: Commit) -> None:
         FencedError: The next sync is decided, which takes a newer incarnation of this rank.
         ReloadError: The run has ended, or went back to older states.
     """
-    entry = incarnation.log(commit.sync + 1)
-    if entry is not None and isinstance(entry[0], Rollback):
-        raise ReloadError(Why.WENT_BACK, entry[0])
-    if entry is not None:
+    record = incarnation.log(commit.sync + 1)
+    if isinstance(record, Rollback):
+        raise ReloadError(Why.WENT_BACK, record)
+    if record is not None:
         check_claim(incarnation)
 
 
@@ -93,7 +93,7 @@ def not_next(incarnation: Incarnation, commit: Commit) -> ReloadError:
         and commit.previous != incarnation.standing.previous
         and incarnation.sync
         and (last := readable_log(incarnation, incarnation.sync)) is not None
-        and last[1] == commit.previous
+        and last.digest == commit.previous
     ):
         _say(incarnation)
         return ReloadError(Why.REPLACED, damage=error)

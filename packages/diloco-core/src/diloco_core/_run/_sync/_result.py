@@ -207,10 +207,8 @@ def state_before(incarnation: Incarnation, index: int) -> Progress | None:
     progress = incarnation.fragments[index]
     if progress.commit is None:
         return None
-    rollbacks = [rollback for rollback, _ in incarnation.standing.rollbacks]
-    complete = done_states(incarnation.store.list("state/"), len(incarnation.fragments), rollbacks)[
-        index
-    ]
+    listing, rollbacks = incarnation.store.list("state/"), incarnation.standing.rollbacks
+    complete = done_states(listing, len(incarnation.fragments), rollbacks)[index]
     for sync in sorted({0, *complete}, reverse=True):
         if sync >= progress.sync:
             continue

@@ -72,7 +72,7 @@ class StoreSync:
         self._parts: Callable[[], Iterable[Buffer]] | None = None  # what that holds
         self._round = _round(incarnation, may_leave=patience is not None)
         self._folder = rounds.Folder({}, {}, ())
-        self._decided: tuple[Commit, str] | None = None
+        self._decided: Commit | None = None
         self._seen: float | None = None  # when that was read, by the incarnation's clock
         self._contributing = 0.0
 
@@ -129,13 +129,12 @@ class StoreSync:
         """
         incarnation = self._incarnation
         start = incarnation.timing.clock() - self._contributing
-        entry = self._decided or self._wait()
-        if entry is None:
+        commit = self._decided or self._wait()
+        if commit is None:
             incarnation.handover.open = self._own_delta
             return report(
                 incarnation, self._job, None, "none" if self._own_delta is None else "open"
             )
-        commit, record_digest = entry
         if incarnation.fixed:
             check_not_later(incarnation, commit)
         self._check(commit)
@@ -162,14 +161,14 @@ class StoreSync:
         if learned:
             self._job.reapply(learned)
         self._job.rate = commit.rate
-        incarnation.standing.advance(commit, record_digest, self._seen)
+        incarnation.standing.advance(commit, self._seen)
         if became == "counted":
             incarnation.standing.is_new = False
         if designated and not incarnation.deletes_own:
             collect(incarnation)
         return report(incarnation, self._job, commit, became, since=start)
 
-    def _note(self, decided: tuple[Commit, str] | None) -> None:
+    def _note(self, decided: Commit | None) -> None:
         """Note that the record of the sync was read, or that it is not there yet."""
         if decided is not None and self._seen is None:
             self._seen = self._incarnation.timing.clock()
@@ -190,17 +189,16 @@ class StoreSync:
     def _adopted(self) -> Commit | None:
         """Return the record of this sync if the loaded state holds its result; otherwise None."""
         incarnation = self._incarnation
-        rollbacks = [rollback for rollback, _ in incarnation.standing.rollbacks]
-        if incarnation.sync < self._sync or not in_force(self._sync, self._index, rollbacks):
+        counts = in_force(self._sync, self._index, incarnation.standing.rollbacks)
+        if incarnation.sync < self._sync or not counts:
             return None
         progress = incarnation.fragments[self._index]
         if progress.commit is not None and progress.sync == self._sync:
             return progress.commit
         try:
-            entry = read_commit(incarnation, self._sync)
+            return read_commit(incarnation, self._sync)
         except (CorruptedObjectError, ReloadError):
             return None
-        return None if entry is None else entry[0]
 
     def _contribute(self, start: int, stop: int) -> None:
         incarnation, progress = self._incarnation, self._progress
@@ -264,7 +262,7 @@ class StoreSync:
             )
             incarnation.store.put(Wish(self._sync, rate, self._round.schema).key, lambda: [b"\n"])
 
-    def _wait(self) -> tuple[Commit, str] | None:
+    def _wait(self) -> Commit | None:
         """Wait for the record, and create it when this incarnation may.
 
         Returns None if this incarnation continues without the sync.
@@ -293,9 +291,9 @@ class StoreSync:
                 return None
             if moment is not None:
                 wait.sleep(moment)
-            entry = commit_mended(incarnation, self._sync)
-            if entry is not None:
-                self._note(entry)
+            commit = commit_mended(incarnation, self._sync)
+            if commit is not None:
+                self._note(commit)
                 break
             moment = wait.moment()
             folder, expired = self._look() if moment.look else None, moment.expired
@@ -308,7 +306,7 @@ class StoreSync:
             overdue = moment.elapsed >= deadline and not incarnation.fixed
             decision = rounds.on_look(self._round, folder, overdue=overdue, expired=expired)
         incarnation.traffic.waited += wait.elapsed()
-        return entry
+        return commit
 
     def _early(self) -> float:
         """Return how many seconds before the end of its window this incarnation waits for others.
