@@ -39,7 +39,7 @@ from diloco_core._run._sync._sync import StoreSync
 from diloco_core._store import _reread
 from diloco_core._store._patient import Patient
 from diloco_core._wire import _published
-from diloco_core._wire._fields import Fields
+from diloco_core._wire._sealed import Fields
 
 POLICIES = ["elastic", "fixed"]
 DAMAGED = {

@@ -73,7 +73,7 @@ def _without_sums(monkeypatch):
     """Nobody compares what comes of a change with what its owner holds."""
 
     def add(self, reader, origin, expected):
-        self._update.add(reader, origin, self.chunk_bytes, self.job.destination, self.job.adopt)
+        self._add_update(reader, origin)
         return end_sums(reader, origin)
 
     monkeypatch.setattr(CodedShard, "_add", add)

@@ -12,11 +12,11 @@ from .._arithmetic._layout import CHUNK_BYTES, Group, Layout, Piece, Rule
 from .._arithmetic._sharded import Scratch
 from .._errors import ConfigurationError, CorruptedObjectError, DivergedError
 from .._exchange._resumable import ResumableJob
+from .._run._records._manifest import DTYPES
 from .._store._api import ObjectReader, Store
 from .._store._reread import list_folders, open_ahead, read_again
 from .._timing import Timing
 from .._wire._published import Shard, Sums
-from .._wire._tables import DTYPES
 
 T = TypeVar("T")
 

@@ -20,8 +20,7 @@ from .._errors import CorruptedObjectError, FencedError, FormatError, RunExistsE
 from .._host import host_name, is_gone
 from .._store._patient import Patient
 from .._store._reread import copy_key
-from .._wire._fields import Fields
-from .._wire._sealed import seal, unseal, unsealed_fields
+from .._wire._sealed import Fields, seal, unseal, unsealed_fields
 from ._incarnation._incarnation import LOST, Incarnation
 from ._records._keys import MANIFEST, Delta, Hint, Wish, claim_key, commit_key, epochs, parse_inner
 from ._records._manifest import Manifest
@@ -72,9 +71,8 @@ def claim(
     lost = sorted(set(range(max(1, highest - _MOST), highest + 1)) - set(claimed))
     if lost:
         _log.warning(
-            "rank %d: the claims of earlier incarnations (epochs %s) are gone from %s. Writing "
-            "other claims in their place. Something outside this run deletes its objects: find "
-            "out what does, and stop it.",
+            "rank %d: the claims of earlier incarnations (epochs %s) are gone from %s, so others "
+            "take their place. Something outside this run deletes its objects: stop it.",
             rank,
             lost,
             store.uri,
@@ -166,8 +164,7 @@ def fenced(incarnation: Incarnation, successor: str) -> FencedError:
     return FencedError(
         f"{successor} of rank {incarnation.rank} has joined the run at {incarnation.store.uri} "
         f"and takes its place, so this incarnation (epoch {incarnation.epoch}) stops. If two "
-        f"replicas were started with rank {incarnation.rank} by mistake, give each a rank of its "
-        "own.",
+        "replicas were started with this rank by mistake, give each a rank of its own.",
         incarnation.rank,
         incarnation.epoch,
     )
@@ -185,8 +182,9 @@ def _traces(store: Patient, rank: int, run: str) -> Iterator[int]:
         payload = Delta.parse(key) or Hint.parse(key) or Wish.parse(key)
         if payload is not None:
             newest = max(newest, payload.sync)
-            if payload.rank == rank:
-                yield payload.epoch
+            writer = payload.rate if isinstance(payload, Wish) else payload
+            if writer.rank == rank:
+                yield writer.epoch
     # The newest record belongs to the sync of the newest contributions, or to the sync before it.
     for sync in range(max(1, newest - 1), newest + 1):
         data = store.peek(commit_key(sync))
@@ -197,12 +195,10 @@ def _traces(store: Patient, rank: int, run: str) -> Iterator[int]:
             record = of_run(read_record(data, sync, origin), run, origin)
         except (CorruptedObjectError, FormatError, RunExistsError):
             continue
-        epoch_by_rank = (
-            record.fence
-            if isinstance(record, Rollback)
-            else {member.rank: member.epoch for member in record.members}
-        )
-        yield epoch_by_rank.get(rank, 0)
+        if isinstance(record, Rollback):
+            yield record.fence.get(rank, 0)
+        else:
+            yield from (member.epoch for member in record.members if member.rank == rank)
 
 
 def watch_manifest(incarnation: Incarnation) -> None:

@@ -6,7 +6,6 @@ A run's settings and model are fixed when it begins: replicas that join or resum
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 
 from .._errors import MismatchError, RunExistsError
@@ -83,12 +82,30 @@ def check_same_run(
             return
         may_change = MAY_CHANGE if settings.resume else {"committed"}
         kept = {name: manifest.settings[name] for name in may_change if name in manifest.settings}
-        schema = replace(
-            schema, tensors=_without_values(schema.tensors), settings={**schema.settings, **kept}
-        )
-        begun = replace(begun, tensors=_without_values(begun.tensors))
-    _check_schema(uri, rank, schema, begun, f"the run (begun by rank {manifest.writer})")
+        schema = replace(_without_values(schema), settings={**schema.settings, **kept})
+        begun = _without_values(begun)
+    _check_schema(uri, rank, schema, begun)
+    begun_by = f"the run (begun by rank {manifest.writer})"
+    compare_schemas(f"this replica (rank {rank})", schema, begun_by, begun)
     _check_shards(uri, rank, schema, manifest)
+
+
+def _check_schema(uri: str, rank: int, schema: Schema, begun: Schema) -> None:
+    """Refuse other settings or another model than a run was begun with, and say what to do."""
+    difference = first_difference(schema, begun)
+    if difference is not None and difference.kind == "setting":
+        raise _other_setting(uri, rank, difference.name, difference.theirs, difference.mine)
+    if difference is not None:
+        what = f"another model than the one that rank {rank} has now"
+        advice = "Build the same model, with the same tensors frozen"
+        if other := only_another(difference):
+            what, kept = f"other {other} than rank {rank} was given", other.removeprefix("outer_")
+            advice = f"A run keeps its {kept}: pass those that it was begun with"
+        raise MismatchError(
+            f"the run at {uri} was begun with {what}. Tensor {difference.name!r} is "
+            f"{difference.theirs} in the run, but {difference.mine} in this replica. {advice}, "
+            f"{_OR_ELSE}."
+        )
 
 
 def _check_shards(uri: str, rank: int, schema: Schema, manifest: Manifest) -> None:
@@ -97,49 +114,15 @@ def _check_shards(uri: str, rank: int, schema: Schema, manifest: Manifest) -> No
         if mine["shards"] != theirs["shards"]:
             raise MismatchError(
                 f"the run at {uri} has fragment {mine['name']} in {theirs['shards']} shards, but "
-                f"rank {rank} would cut it into {mine['shards']}. That is so if the run was begun "
-                "over another kind of store, since shards in a folder may be larger. Continue it "
-                "over the same kind of store, on all ranks; or export the model, and begin another "
-                "run."
+                f"rank {rank} would cut it into {mine['shards']}, since the run was begun over "
+                "another kind of store. Continue it over the same kind, on all ranks; or export "
+                "the model, and begin another run."
             )
 
 
-def _without_values(tensors: Mapping[str, str]) -> dict[str, str]:
-    return {name: _VALUES.sub(r"\1", line) for name, line in tensors.items()}
-
-
-def _check_schema(uri: str, rank: int, schema: Schema, run_schema: Schema, run: str) -> None:
-    """Refuse a replica with other settings, or with another model, than its run was begun with.
-
-    Args:
-        uri: Where the run is.
-        rank: The rank of this replica.
-        schema: The tensors and settings of this replica.
-        run_schema: Those of the run.
-        run: What errors call the run.
-
-    Raises:
-        MismatchError: The message names the first difference, what the run has, what was given, and
-            what to do.
-    """
-    difference = first_difference(schema, run_schema)
-    if difference is not None and difference.kind == "setting":
-        raise _other_setting(uri, rank, difference.name, difference.theirs, difference.mine)
-    other = difference and only_another(difference)
-    if difference is not None and other:
-        raise MismatchError(
-            f"the run at {uri} was begun with other {other} than those that rank {rank} was given. "
-            f"Tensor {difference.name!r} is {difference.theirs} in the run, but {difference.mine} "
-            f"in this replica. A run keeps its {other.removeprefix('outer_')}: pass those that it "
-            f"was begun with, {_OR_ELSE}."
-        )
-    if difference is not None:
-        raise MismatchError(
-            f"the run at {uri} was begun with another model than the one that rank {rank} has now. "
-            f"Tensor {difference.name!r} is {difference.theirs} in the run, but {difference.mine} "
-            f"in this replica. Build the same model, with the same tensors frozen, {_OR_ELSE}."
-        )
-    compare_schemas(f"this replica (rank {rank})", schema, run, run_schema)
+def _without_values(schema: Schema) -> Schema:
+    tensors = {name: _VALUES.sub(r"\1", line) for name, line in schema.tensors.items()}
+    return replace(schema, tensors=tensors)
 
 
 def _other_setting(uri: str, rank: int, name: str, begun_with: str, given: str) -> MismatchError:

@@ -190,15 +190,12 @@ class StoreExchange(Member, Exchange):
         if self._first and stands_in(incarnation):
             return True
         self._first = False
-        expects = (
-            self.fixed or incarnation.standing.members.get(incarnation.rank) == incarnation.epoch
-        )
-        if not expects and self._hinted != incarnation.sync + 1:
-            incarnation.store.put(
-                Hint(incarnation.sync + 1, incarnation.rank, incarnation.epoch, "join").key,
-                lambda: [b"\n"],
-            )
-            self._hinted = incarnation.sync + 1
+        following = incarnation.sync + 1
+        expected = incarnation.standing.members.get(incarnation.rank) == incarnation.epoch
+        if not self.fixed and not expected and self._hinted != following:
+            hint = Hint(following, incarnation.rank, incarnation.epoch, "join")
+            incarnation.store.put(hint.key, lambda: [b"\n"])
+            self._hinted = following
         return False
 
     def begin(self, job: SyncJob, *, last: bool = False) -> Pending:
@@ -283,9 +280,7 @@ class StoreExchange(Member, Exchange):
             self._first = False
             patience = 2 * self.settings.grace if last and not self.fixed else None
             window = 0.0 if self._schema is None else self._schema.terms.schedule.seconds
-            sync = StoreSync(
-                incarnation, fragment, patience, hurried=lambda: self._hurried, window=window
-            )
+            sync = StoreSync(incarnation, fragment, patience, lambda: self._hurried, window)
             self._under_way = sync
             reload = None
             try:
@@ -372,8 +367,7 @@ class StoreExchange(Member, Exchange):
         if seconds + self.settings.grace >= limit:
             raise ConfigurationError(
                 f"sync_every leaves {seconds:g} s between two syncs, and grace is "
-                f"{self.settings.grace:g} s, but sync_timeout is only {limit:g} s. A replica that "
-                "is started while the others lack one for min_replicas contributes after all of "
-                "that time, and they would have given up. Connect with a larger sync_timeout, pass "
-                "fewer seconds, or use more fragments"
+                f"{self.settings.grace:g} s, but sync_timeout is only {limit:g} s: the others give "
+                "up before a replica that joins them contributes. Connect with a larger "
+                "sync_timeout, pass fewer seconds, or use more fragments"
             )

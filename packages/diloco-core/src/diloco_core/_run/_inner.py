@@ -30,15 +30,13 @@ def save_inner(incarnation: Incarnation, parts: Callable[[str], Iterable[Buffer]
     check_claim(incarnation)
     # This skips the check of the run that other writes make, so that nothing comes between
     # check_claim() and the write.
-    incarnation.store.attempt(
-        lambda: incarnation.store.store.put(key, parts(incarnation.bound(key)))
-    )
+    put, bound = incarnation.store.store.put, incarnation.bound(key)
+    incarnation.store.attempt(lambda: put(key, parts(bound)))
     older = [each for each in reversed(_keys(incarnation)) if each[0] < epoch_and_sync]
     if incarnation.fixed:
         # The run may go back to the state before its newest one, and this rank with it.
-        older = [each for each in older if each[0][1] < incarnation.sync][1:] + [
-            each for each in older if each[0][1] == incarnation.sync
-        ]
+        before = [each for each in older if each[0][1] < incarnation.sync]
+        older = before[1:] + [each for each in older if each[0][1] == incarnation.sync]
     incarnation.store.delete([old for _, old in older])
 
 
@@ -53,8 +51,7 @@ def saved(incarnation: Incarnation) -> Iterator[SavedInner]:
 def _keys(incarnation: Incarnation) -> list[tuple[tuple[int, int], str]]:
     """List what this rank has saved, as epoch and sync with the key, newest last."""
     keys = incarnation.store.list(f"inner/{incarnation.rank:05}/")
-    listed = ((parse_inner(key), key) for key in keys)
-    return sorted((written, key) for written, key in listed if written is not None)
+    return sorted((written, key) for key in keys if (written := parse_inner(key)) is not None)
 
 
 def _read(incarnation: Incarnation, key: str) -> bytes | None:
@@ -63,16 +60,15 @@ def _read(incarnation: Incarnation, key: str) -> bytes | None:
     If it never is, the bytes that were read last are returned.
     """
     data: bytes | None = None
+    origin = incarnation.origin(key)
 
     def read() -> bytes | None:
         nonlocal data
         # Its size is believed once the file itself bears it out.
-        size = incarnation.store.read(
-            key, lambda reader: check_extent(reader, incarnation.origin(key))
-        )
+        size = incarnation.store.read(key, lambda reader: check_extent(reader, origin))
         data = None if size is None else incarnation.store.get(key, largest=size)
         if data is not None:
-            check_inner(data, incarnation.bound(key), incarnation.origin(key))
+            check_inner(data, incarnation.bound(key), origin)
         return data
 
     try:

@@ -184,7 +184,7 @@ class Member:
                 obey_rollback(incarnation, rollback)
         if self.fixed and incarnation.sync == manifest.first and not standing.rollbacks:
             meet(incarnation)
-        incarnation.attendance.begin(self.rank, standing.members, incarnation.now, store.get)
+        incarnation.attendance.begin(standing.members, incarnation.now)
         store.patience = self._timing.sync_timeout
 
     @property

@@ -246,9 +246,8 @@ def ask_for_repair(incarnation: Incarnation) -> None:
     """
     newest = max(incarnation.recorded(), default=0)
     for sync in sorted({newest, newest + 1} - {0}):
-        incarnation.store.put(
-            Hint(sync, incarnation.rank, incarnation.epoch, "repair").key, lambda: [b"\n"]
-        )
+        hint = Hint(sync, incarnation.rank, incarnation.epoch, "repair")
+        incarnation.store.put(hint.key, lambda: [b"\n"])
 
 
 def answer(incarnation: Incarnation) -> None:
@@ -260,7 +259,13 @@ def answer(incarnation: Incarnation) -> None:
     Raises:
         ReloadError: The run has gone back to older states.
     """
-    _mend_rollback(incarnation)
+    for rollback in incarnation.standing.rollbacks[-1:]:
+        key = commit_key(rollback.sync)
+        try:
+            incarnation.log(rollback.sync)
+        except CorruptedObjectError as error:
+            _say(incarnation, key, error)
+            incarnation.store.put(key, lambda: [rollback.to_json()])  # noqa: B023 - called at once
     for index, progress in enumerate(incarnation.fragments):
         commit = progress.commit
         if commit is None:
@@ -269,16 +274,6 @@ def answer(incarnation: Incarnation) -> None:
         if incarnation.published(progress.sync):
             mend_published(incarnation, index)
             _mend_done(incarnation, index)
-
-
-def _mend_rollback(incarnation: Incarnation) -> None:
-    for rollback in incarnation.standing.rollbacks[-1:]:
-        key = commit_key(rollback.sync)
-        try:
-            incarnation.log(rollback.sync)
-        except CorruptedObjectError as error:
-            _say(incarnation, key, error)
-            incarnation.store.put(key, lambda: [rollback.to_json()])  # noqa: B023 - called at once
 
 
 def _mend_done(incarnation: Incarnation, index: int) -> None:
@@ -300,7 +295,8 @@ def _done_again(incarnation: Incarnation, sync: int, index: int) -> Done | None:
     if commit is None:
         return None
     sums: list[Sums] = []
-    for number in range(incarnation.fragments[index].job.layout.shards):
+    job = incarnation.fragments[index].job
+    for number in range(job.layout.shards):
         try:
             stored = check_shard(incarnation, sync, index, number)
         except CorruptedObjectError:
@@ -309,7 +305,7 @@ def _done_again(incarnation: Incarnation, sync: int, index: int) -> Done | None:
             return None
         sums.append(stored)
     values, rests = zip(*sums, strict=True)
-    full = publishes_whole(incarnation.fragments[index].job, sync)
+    full = publishes_whole(job, sync)
     return Done(sync, index, values, rests, commit, full)
 
 

@@ -23,11 +23,11 @@ from .._exchange._resumable import ResumableJob
 from .._planner._plan import USUAL_BANDWIDTH, plan_exchange
 from .._store._patient import Patient
 from .._store._reread import copy_key, read_again
+from .._wire._published import Sums
 from ._claims import newest_epoch
 from ._compare import check_same_run
-from ._incarnation._progress import layout_bytes
 from ._policy._ends import nothing_to_resume
-from ._policy._meeting import check_failures, sums_of_all, upload, upload_own
+from ._policy._meeting import check_failures, shards_of_all, sums_of_all, upload, upload_own
 from ._records._keys import BEGINNING, MANIFEST, commit_sync, is_claim
 from ._records._manifest import Manifest
 from ._records._rules import states
@@ -102,19 +102,13 @@ class Opening:
             manifest = wait_for_manifest(store, joiner, look_around)
         if manifest is None:
             manifest = self._begin(topology)
-        check_same_run(
-            manifest,
-            schema,
-            joiner,
-            uri=store.uri,
-            first=settings.fixed and not newest_epoch(store, rank),
-        )
+        first = settings.fixed and not newest_epoch(store, rank)
+        check_same_run(manifest, schema, joiner, uri=store.uri, first=first)
         # Only the first incarnation of rank 0 expects that its initial values are used.
         if rank == 0 and manifest.writer != 0 and not newest_epoch(store, 0):
             _log.warning(
                 "rank 0: the run at %s was begun by rank %d with the initial values of that rank, "
-                "because rank 0 had given no sign for a grace. The initial values of this replica "
-                "are not used.",
+                "as rank 0 had given no sign for a grace. Those of this replica are not used.",
                 store.uri,
                 manifest.writer,
             )
@@ -164,8 +158,10 @@ class Opening:
             topology = "sharded"
         if topology == "auto":
             background = store.store.background
+            groups = [job.layout.groups for job in self.jobs]
+            sizes = [sum(part.numel * part.dtype.itemsize for part in each) for each in groups]
             topology = plan_exchange(
-                max(max(layout_bytes(job.layout) for job in self.jobs) / 4, 1),
+                max(max(sizes) / 4, 1),
                 self.joiner.world_size,
                 USUAL_BANDWIDTH,
                 outer_state=self.schema.outer_state(),
@@ -187,15 +183,15 @@ class Opening:
         store, schema, joiner, settings = self.store, self.schema, self.joiner, self.joiner.settings
         # Plain means have no state.
         stateful = [] if schema.settings.get("operation") else self.jobs
-        shards = [range(job.layout.shards) for job in stateful]
-        numbers = [(index, number) for index, each in enumerate(shards) for number in each]
         nonce = self.loaded or secrets.token_hex(8)
-        written = (
-            sums_of_all(store, stateful, nonce, joiner)
-            if self.loaded
-            else upload(store, stateful, nonce, numbers, joiner.chunk_bytes)
-        )
-        sums = [[written[index, number] for number in each] for index, each in enumerate(shards)]
+        if self.loaded:
+            written = sums_of_all(store, stateful, nonce, joiner)
+        else:
+            numbers = shards_of_all(stateful)
+            written = upload(store, stateful, nonce, numbers, joiner.chunk_bytes)
+        sums: list[list[Sums]] = [[] for _ in stateful]
+        for index, number in sorted(written):
+            sums[index].append(written[index, number])
         return Manifest(
             run_id=joiner.run_id,
             writer=joiner.rank,
@@ -231,9 +227,8 @@ def beginning(store: Patient, joiner: Joiner) -> Iterator[None]:
     give_sign()
     seconds = min(store.timing.beat_interval, joiner.settings.grace / _SIGNS)
     failure = (
-        f"rank {joiner.rank} could not show the other replicas, one of which begins the run with "
-        "its own values if it sees no sign for a grace, that this one is uploading the initial "
-        "state of the run"
+        f"rank {joiner.rank} could not show the others, one of which begins the run if it sees no "
+        "sign for a grace, that it is uploading the initial state of the run"
     )
     stop = store.repeat(seconds, give_sign, failure)
     try:
@@ -277,14 +272,9 @@ def wait_for_manifest(
     def notice(seconds: float) -> str:
         progress = "no replica has begun it yet"
         if last_sign_at is not None:
-            progress = (
-                "another replica is uploading the initial state, and gave its last sign "
-                f"{seconds - last_sign_at:.0f} s ago"
-            )
-        return (
-            f"rank {rank} has waited {seconds:.0f} s for the run at {store.uri} to begin: "
-            f"{progress}"
-        )
+            sign = f"gave its last sign {seconds - last_sign_at:.0f} s ago"
+            progress = f"another replica is uploading the initial state, and {sign}"
+        return f"rank {rank} has waited {seconds:.0f} s for {store.uri} to begin: {progress}"
 
     wait = store.wait(timing.join_timeout, timed_out, look_around, notice=notice)
     patience = grace + (rank - 1) * min(_STAGGER, grace / max(10, joiner.world_size))
@@ -406,10 +396,9 @@ def _check_unused(store: Patient) -> None:
     if remains and store.peek(MANIFEST) is None:
         raise RunExistsError(
             f"{store.uri} holds objects of an earlier run (such as {remains[0]}), but its "
-            f"{MANIFEST} is missing, and the copy of it is missing or damaged. To continue that "
-            "run, put the manifest back (replicas of it that are still running do so by "
-            "themselves, every few syncs). To begin a new run, use another prefix, or delete "
-            "everything below this one."
+            f"{MANIFEST} is missing, and its copy is missing or damaged. To continue that run, put "
+            "the manifest back (replicas that are still running do so every few syncs). To begin a "
+            "new run, use another prefix, or delete everything below this one."
         )
 
 

@@ -87,6 +87,17 @@ class CodedShard(Shard):
 
     def _add(self, reader: ObjectReader, origin: str, expected: Sums | None) -> Sums:
         sums = as_recorded(end_sums(reader, origin), expected, origin)
+        if self._add_update(reader, origin) != sums.values:
+            raise DivergedError(
+                f"with the update in {origin}, this replica does not come to the values of the "
+                "replica that published it: the two held different values before. The memory of "
+                "one of them is damaged, or something has changed the tensors of its global copy. "
+                "Start all ranks again with resume=True, which loads the values from the store."
+            )
+        return sums
+
+    def _add_update(self, reader: ObjectReader, origin: str) -> int:
+        """Add the update in a file to the values in memory. Returns the checksum of their sum."""
         layout, codec = self.job.layout, self.coded.codec
         # All of the update is read and verified before any of it is added: values to which a part
         # was added could not be restored.
@@ -106,14 +117,7 @@ class CodedShard(Shard):
             digest.update(view(values))
             self.job.adopt(chunk, values)
             start = stop
-        if digest.intdigest() != sums.values:
-            raise DivergedError(
-                f"with the update in {origin}, this replica does not come to the values of the "
-                "replica that published it: the two held different values before. The memory of "
-                "one of them is damaged, or something has changed the tensors of its global copy. "
-                "Start all ranks again with resume=True, which loads the values from the store."
-            )
-        return sums
+        return digest.intdigest()
 
     def _read_update(self, reader: ObjectReader, origin: str) -> torch.Tensor:
         """The bytes of the update in a file, read and verified."""

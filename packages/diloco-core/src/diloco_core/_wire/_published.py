@@ -211,9 +211,8 @@ class Shard:
             for piece, tensors in chunks.items():
                 if not self.job.keeps_outer(piece, name):
                     continue
-                tensors[name] = torch.empty(
-                    piece.numel, dtype=self.job.layout.groups[piece.group].dtype, device="cpu"
-                )
+                dtype = self.job.layout.groups[piece.group].dtype
+                tensors[name] = torch.empty(piece.numel, dtype=dtype, device="cpu")
                 section.read(tensors[name])
             section.verify()
             rest.update(sum_bytes(section.digest))
@@ -232,10 +231,8 @@ class Shard:
 
     def outer(self, name: str) -> Section:
         """The section of one of the outer optimizer's tensors."""
-        pieces = self.job.layout.shard(self.number)
-        outer = tuple(
-            piece for piece in pieces if self._is_outer(piece) and self.job.keeps_outer(piece, name)
-        )
+        pieces = filter(self._is_outer, self.job.layout.shard(self.number))
+        outer = tuple(piece for piece in pieces if self.job.keeps_outer(piece, name))
         return Section(f"outer.{name}", outer, self.seed("outer", name, self.number))
 
     def _before_values(self, metadata: Mapping[str, str]) -> Parts:

@@ -116,9 +116,8 @@ def check_extent(reader: ObjectReader, origin: str) -> int:
         return reader.size
     beginning, fields = read_header(reader, origin, MOST_HEADER_BYTES)
     try:
-        ends = [
-            int(each["data_offsets"][1]) for name, each in fields.items() if name != "__metadata__"
-        ]
+        entries = [each for name, each in fields.items() if name != "__metadata__"]
+        ends = [int(each["data_offsets"][1]) for each in entries]
     except (TypeError, KeyError, IndexError, ValueError, OverflowError):
         raise CorruptedObjectError(f"the header of {origin} is damaged") from None
     if len(beginning) + max(ends, default=0) != reader.size:

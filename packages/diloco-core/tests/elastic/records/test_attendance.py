@@ -32,10 +32,9 @@ def hint(sync, rank, epoch, kind):
 class Watched:
     """Attendance of three ranks since second 100, as the log of one of them tells it."""
 
-    def __init__(self, read=None):
-        self.attendance = Attendance()
-        options = () if read is None else (read,)
-        self.attendance.begin(0, {0: 0, 1: 0, 2: 0}, 100.0, *options)
+    def __init__(self, read=lambda _: None):
+        self.attendance = Attendance(0, read)
+        self.attendance.begin({0: 0, 1: 0, 2: 0}, 100.0)
 
     def sync(self, number, ranks, now, epoch=1, keys=()):
         """What is said of a sync that names these ranks, rank 2 with this epoch."""

@@ -209,7 +209,7 @@ def test_keys_of_contributions_say_everything(delta, tokens):
 )
 def test_keys_of_wishes_say_everything(number, rank, value, sync, epoch):
     wish = _wish(number, rank, value, sync=sync, epoch=epoch)
-    assert (wish.sync, wish.rank, wish.epoch, wish.schema) == (sync, rank, epoch, _SCHEMA)
+    assert (wish.sync, wish.rate.rank, wish.rate.epoch, wish.schema) == (sync, rank, epoch, _SCHEMA)
     assert (wish.rate.number, wish.rate.values) == (number, (value,))
 
 

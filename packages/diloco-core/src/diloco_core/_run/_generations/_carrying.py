@@ -59,16 +59,16 @@ def newest_state(incarnation: Incarnation, *, may_go_back: bool) -> int | None:
         CorruptedObjectError: The newest state is incomplete; the error names an object.
     """
     first = incarnation.manifest.first
-    done = done_states(incarnation.store.list("state/"), len(incarnation.fragments))
-    listing = incarnation.store.list("state/") | incarnation.store.list("initial/")
+    published = incarnation.store.list("state/")
+    done = done_states(published, len(incarnation.fragments))
+    listing = published | incarnation.store.list("initial/")
     numbers = sorted({first}.union(*done), reverse=True)
     for sync in numbers:
         lasts = _lasts(incarnation, sync)
         if any(last and last not in done[index] for index, last in enumerate(lasts)):
             continue  # a later sync of another fragment was finished first; nothing is lost with it
-        keys = [
-            key for index, last in enumerate(lasts) for key in keys_of(incarnation, index, last)
-        ]
+        states = [keys_of(incarnation, index, last) for index, last in enumerate(lasts)]
+        keys = [key for state in states for key in state]
         lost = [key for key in keys if key not in listing]
         if lost and not may_go_back:
             raise CorruptedObjectError(
@@ -116,9 +116,8 @@ def read_choice(store: Patient) -> Choice | None:
             return None
         origin = f"{store.uri}/{_CHOICE}"
         fields = unsealed_fields("choice", _CHOICE, data, origin)
-        return Choice(
-            fields.text("source", f"{FOLDER}[0-9]{{6}}-[0-9a-f]{{16}}/"), fields.whole("sync")
-        )
+        source = fields.text("source", f"{FOLDER}[0-9]{{6}}-[0-9a-f]{{16}}/")
+        return Choice(source, fields.whole("sync"))
 
     return read_again(store.timing, read)
 
@@ -149,12 +148,9 @@ def carry(incarnation: Incarnation, store: Patient, sync: int, rank: int) -> Non
             _copy(incarnation.store, store, key)
     for key in incarnation.store.list(f"claims/{rank:05}/"):
         _copy(incarnation.store, store, key)
-    saved = [
-        (written, key)
-        for key in incarnation.store.list(f"inner/{rank:05}/")
-        if (written := parse_inner(key)) is not None and written[1] <= sync
-    ]
-    for _, key in sorted(saved)[-2:]:
+    saved = {key: parse_inner(key) for key in incarnation.store.list(f"inner/{rank:05}/")}
+    until = sorted((at, key) for key, at in saved.items() if at is not None and at[1] <= sync)
+    for _, key in until[-2:]:
         _copy(incarnation.store, store, key)
     store.put(f"{_MARKS}{rank:05}", lambda: [b"\n"])
 

@@ -110,9 +110,8 @@ class Entrance:
 
         new = self._new
         if self._rank == 0:
-            mend_initial(
-                incarnation(self._begun[0]), gone=False
-            )  # no other process writes there any more
+            # No other process writes there any more.
+            mend_initial(incarnation(self._begun[0]), gone=False)
             write_choice(new, self._choose(incarnation))
         while (choice := read_choice(new)) is None:
             self._wait(

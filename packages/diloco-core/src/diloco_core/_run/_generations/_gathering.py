@@ -173,12 +173,8 @@ class Gathering:
 
     def _look(self) -> list[int]:
         """See who is there, and say it. Returns the ranks that do not say the same yet."""
-        ranks = range(self._size)
-        words = list(
-            in_parallel(
-                self._store.store, (partial(self._read, rank) for rank in ranks), _READS_AT_ONCE
-            )
-        )
+        reads = (partial(self._read, rank) for rank in range(self._size))
+        words = list(in_parallel(self._store.store, reads, _READS_AT_ONCE))
         own = words[self._rank]
         if own is not None and own.nonce != self._nonce:
             self.check()
@@ -200,12 +196,9 @@ class Gathering:
         if (seen, number) != (self._said, self._number):
             self._said, self._number = seen, number
             self._say()
-        return [
-            rank
-            for rank, word in enumerate(words)
-            if rank != self._rank
-            and (word is None or word.nonces != seen or word.number != self._number)
-        ]
+        agreed = seen, number
+        agree = [each is not None and (each.nonces, each.number) == agreed for each in words]
+        return [rank for rank, agrees in enumerate(agree) if rank != self._rank and not agrees]
 
     def _say(self) -> None:
         key = meeting_key(self._rank)
@@ -264,16 +257,10 @@ def check_stopped(store: Patient, rank: int) -> None:
         RunExistsError: A process is alive; the error names its rank.
     """
     left = {(hint.rank, hint.epoch) for hint in farewells(store.list("deltas/"))}
-    incarnations = [
-        incarnation
-        for incarnation in highest_epochs(store.list("claims/")).items()
-        if incarnation not in left
-    ]
-    gone = in_parallel(
-        store.store,
-        (partial(incarnation_is_gone, store, *incarnation) for incarnation in incarnations),
-        _READS_AT_ONCE,
-    )
+    claimed = highest_epochs(store.list("claims/")).items()
+    incarnations = [incarnation for incarnation in claimed if incarnation not in left]
+    looks = (partial(incarnation_is_gone, store, *incarnation) for incarnation in incarnations)
+    gone = in_parallel(store.store, looks, _READS_AT_ONCE)
     ranks = [other for (other, _), is_known in zip(incarnations, gone, strict=True) if not is_known]
     if not ranks:
         return
@@ -294,9 +281,8 @@ def check_stopped(store: Patient, rank: int) -> None:
                 raise RunExistsError(
                     f"rank {other} of the run at {store.uri} is alive: it has given a sign of life "
                     "just now. Only a run that has stopped can be resumed, by all of its ranks "
-                    "together. End that process, or wait until it has ended by itself (when one "
-                    "rank is lost, the others end with an error), and then start all ranks again "
-                    "with resume=True."
+                    "together. End that process, or wait until it has ended by itself, as others "
+                    "do when one is lost, and then start all ranks again with resume=True."
                 )
         return True
 

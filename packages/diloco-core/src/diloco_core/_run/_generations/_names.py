@@ -49,11 +49,8 @@ def headless(keys: Iterable[str]) -> list[str]:
     Signs of life show that they had begun.
     """
     listed = list(keys)
-    lived = {
-        match[1]
-        for match in filter(None, map(_KEY.fullmatch, listed))
-        if match[3].startswith("beats/")
-    }
+    matches = filter(None, map(_KEY.fullmatch, listed))
+    lived = {match[1] for match in matches if match[3].startswith("beats/")}
     newest = next(iter(begun(listed)), "")
     return sorted((folder for folder in lived if folder > newest), reverse=True)
 

@@ -113,15 +113,15 @@ class Incarnation:
     manifest: Manifest
     run: str
     rank: int
-    epoch: int
-    claim: bytes
     chunk_bytes: int
     scratch: Scratch
     standing: Standing
+    attendance: Attendance
+    epoch: int = 0
+    claim: bytes = b""
     damage: Damage = field(default_factory=Damage)
     handover: Handover = field(default_factory=Handover)
     traffic: Traffic = field(default_factory=Traffic)
-    attendance: Attendance = field(default_factory=Attendance)
     doing: Doing = field(default_factory=Doing)
     formats: dict[int, DeltaFormat] = field(default_factory=dict)
     others: Others | None = None
@@ -147,11 +147,10 @@ class Incarnation:
             manifest=manifest,
             run=manifest.run(),
             rank=joiner.rank,
-            epoch=0,
-            claim=b"",
             chunk_bytes=joiner.chunk_bytes,
             scratch=Scratch(joiner.chunk_bytes),
             standing=Standing(fragments, manifest, store.uri, store.timing.clock),
+            attendance=Attendance(joiner.rank, store.get),
         )
 
     @property

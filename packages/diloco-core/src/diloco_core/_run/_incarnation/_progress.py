@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ..._arithmetic._clip import Clipped
-from ..._arithmetic._layout import Layout
 from ..._exchange._resumable import ResumableJob
 from ..._wire._coded import CodedShard
 from ..._wire._published import Shard, Sums
@@ -128,8 +127,3 @@ def publishes_whole(job: ResumableJob, sync: int) -> bool:
     See :func:`.._records._rules.is_whole`.
     """
     return job.coded is None or is_whole(sync, job.coded.fragments, job.coded.full_every)
-
-
-def layout_bytes(layout: Layout) -> int:
-    """Size of all values of a layout in bytes."""
-    return sum(group.numel * group.dtype.itemsize for group in layout.groups)

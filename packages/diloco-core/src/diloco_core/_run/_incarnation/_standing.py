@@ -92,9 +92,7 @@ class Standing:
     def holds(self, rollback: Rollback) -> bool:
         """Say whether memory holds the states that a rollback goes back to, or states after it."""
         pairs = zip(self.fragments, rollback.states, strict=True)
-        return all(
-            progress.sync == state or progress.sync > rollback.sync for progress, state in pairs
-        )
+        return all(each.sync == state or each.sync > rollback.sync for each, state in pairs)
 
     def follows(self, commit: Commit) -> bool:
         """Say whether a record is the next in the log, as far as this incarnation has read it."""
@@ -149,9 +147,8 @@ class Standing:
         if progress.sync == commit.sync and progress.commit != commit:
             raise CorruptedObjectError(
                 f"{self.uri}/{commit_key(commit.sync)} is undamaged, but the state after that sync "
-                "was published for another record with the same number: either that record was "
-                "lost and the sync decided again, or objects of two runs are mixed below this "
-                "prefix"
+                "was published for another record with the same number: that one was lost and the "
+                "sync decided again, or objects of two runs are mixed below this prefix"
             )
         self._since = self.seen = self.clock()
         self.sync = commit.sync

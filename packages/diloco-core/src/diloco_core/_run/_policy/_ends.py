@@ -22,6 +22,9 @@ from .._records._keys import commit_key, farewells, highest_epochs
 from .._records._records import GivenUp, Rollback
 from .._round._reload import ReloadError, Why
 
+_NO_STATE = "Means have no state to go on with: start all ranks again on another prefix."
+_ADVICE = "To continue the run, start all of its ranks again with resume=True."
+
 
 def refuse_ended(ends: list[Rollback], uri: str, *, means: bool = False) -> None:
     """Refuse to join a run that has ended, for a replica that was not told to resume it.
@@ -30,14 +33,9 @@ def refuse_ended(ends: list[Rollback], uri: str, *, means: bool = False) -> None
         RunExistsError: The run has ended.
     """
     if ends:
+        advice = f"{_ADVICE} To begin another run, use another prefix."
         raise RunExistsError(
-            f"the run at {uri} has ended: {_why(ends[0])}. "
-            + (
-                "Means have no state to go on with: start all ranks again on another prefix."
-                if means
-                else "To continue it, start all of its ranks again with resume=True. To begin "
-                "another run, use another prefix."
-            )
+            f"the run at {uri} has ended: {_why(ends[0])}. {_NO_STATE if means else advice}"
         )
 
 
@@ -49,9 +47,8 @@ def refuse_again(incarnation: Incarnation) -> None:
     """
     if incarnation.epoch > 1:
         raise RunExistsError(
-            f"rank {incarnation.rank} of {incarnation.store.uri} was taken by an earlier process, "
-            "and means have no state with which this one could go on. Start all ranks again on "
-            "another prefix."
+            f"rank {incarnation.rank} of {incarnation.store.uri} was taken by an earlier process. "
+            f"{_NO_STATE}"
         )
 
 
@@ -78,10 +75,9 @@ def refuse_left(store: Patient, rank: int) -> None:
         if is_newest and read_farewell(hint.key, store.peek).event == "left":
             raise RunExistsError(
                 f"rank {rank} has left the run at {store.uri} after its last sync: it has ended. "
-                "To continue that run, start all of its ranks again with resume=True. To begin "
-                "another run, use another prefix, or delete everything under this one. If this "
-                "replica was started again in the same run, it failed after its block had ended, "
-                "and its log before has that error."
+                f"{_ADVICE} To begin another run, use another prefix, or delete everything under "
+                "this one. If this replica was started again in the same run, it failed after its "
+                "block had ended, and its log before has that error."
             )
 
 
@@ -118,13 +114,8 @@ def obey_end(incarnation: Incarnation, record: Rollback) -> None:
     end = record.end
     if end is None or record.sync in incarnation.passed_over:
         return
-    error = ReplicaLostError(
-        (
-            f"the run at {incarnation.store.uri} has ended before sync {record.sync}: "
-            f"{_why(record)}. {_advice(incarnation)}"
-        ),
-        end.missed,
-    )
+    where = f"the run at {incarnation.store.uri} has ended before sync {record.sync}"
+    error = ReplicaLostError(f"{where}: {_why(record)}. {_advice(incarnation)}", end.missed)
     # Started again, it would be refused, and that error would hide this one.
     error.final = not incarnation.settings.resume
     raise error
@@ -155,34 +146,25 @@ def give_up(
     if epochs.get(rank, 0) > known:
         return False
     if not incarnation.settings.decides:
-        cannot_return = (
-            f"{incarnation.store.uri} ignores conditional writes, so the rank cannot come back by "
-            "itself. "
-        )
-        raise ReplicaLostError(
-            (
-                f"{why.rstrip('.')}. "
-                f"{'' if incarnation.takes_means else cannot_return}{_advice(incarnation)}"
-            ),
-            lost,
-        )
+        advice = _advice(incarnation)
+        if not incarnation.takes_means:
+            reason = f"{incarnation.store.uri} ignores conditional writes"
+            advice = f"{reason}, so the rank cannot come back by itself. {advice}"
+        raise ReplicaLostError(f"{why.rstrip('.')}. {advice}", lost)
     states = [progress.sync for progress in incarnation.fragments]
     if sync > incarnation.sync + 1:
         # The sync that this incarnation is taking is decided, and will be finished by those who
         # resume the run.
         states[incarnation.index(sync - 1)] = sync - 1
     end = GivenUp(lost, incarnation.rank, why)
-    record = Rollback(
-        sync, tuple(states), (), epochs, incarnation.rollback, run=incarnation.run, end=end
-    )
+    before, run = incarnation.rollback, incarnation.run
+    record = Rollback(sync, tuple(states), (), epochs, before, run=run, end=end)
     incarnation.store.create(commit_key(sync), record.to_json)
     return isinstance(incarnation.log(sync), Rollback)
 
 
 def _advice(incarnation: Incarnation) -> str:
-    if incarnation.takes_means:
-        return "Means have no state to go on with: start all ranks again on another prefix."
-    return "To continue the run, start all of its ranks again with resume=True."
+    return _NO_STATE if incarnation.takes_means else _ADVICE
 
 
 def _why(record: Rollback) -> str:

@@ -52,6 +52,7 @@ def meet(incarnation: Incarnation) -> None:
         MismatchError: A rank was refused because of its model or settings.
     """
     store, first = incarnation.store, incarnation.manifest.first + 1
+    size = incarnation.manifest.world_size
     here: dict[int, int] = {}
     # Those that have failed together with an earlier process of this rank may be back in a moment,
     # as it is.
@@ -61,23 +62,18 @@ def meet(incarnation: Incarnation) -> None:
         is_past = incarnation.others is not None and incarnation.others.is_past(hint)
         return is_past or hint.key in former or hint.epoch < here.get(hint.rank, 0)
 
+    def missing() -> list[int]:
+        here.update(highest_epochs(store.list("claims/")))
+        absent = [rank for rank in range(size) if rank not in here]
+        incarnation.doing.now(Phase.WAITING if absent else Phase.IDLE, absent)
+        return absent
+
     def has_met(hint: Hint) -> bool:
         """Say whether the incarnation of a hint had met all others, so that it may have trained."""
         return claimed_settings(store, hint.rank, hint.epoch) is not None
 
-    def missing() -> list[int]:
-        here.update(highest_epochs(store.list("claims/")))
-        absent = [rank for rank in range(incarnation.manifest.world_size) if rank not in here]
-        incarnation.doing.now(Phase.WAITING if absent else Phase.IDLE, absent)
-        return absent
-
-    await_all(
-        store,
-        incarnation.rank,
-        incarnation.manifest.world_size,
-        missing,
-        lambda: check_failures(store, incarnation.rank, first, has_followed),
-    )
+    look_around = partial(check_failures, store, incarnation.rank, first, has_followed)
+    await_all(store, incarnation.rank, size, missing, look_around)
     check_failures(store, incarnation.rank, first, has_followed, has_met)
 
 
@@ -206,12 +202,15 @@ def tell_refusal(store: Patient, rank: int, run: str, sync: int, error: BaseExce
     store.put(key, lambda: [farewell(key, error, rank)])
 
 
-_DIGITS = 16
-
-
 def name_of(schema: Schema, run_id: str) -> str:
     """The name of a state that was loaded, the same on all ranks."""
-    return fingerprint("loaded", run_id, dict(schema.settings), dict(schema.tensors))[:_DIGITS]
+    return fingerprint("loaded", run_id, dict(schema.settings), dict(schema.tensors))[:16]
+
+
+def shards_of_all(jobs: Sequence[ResumableJob]) -> list[tuple[int, int]]:
+    """The shards of all fragments, each as the fragment's index and the shard's number."""
+    counts = (job.layout.shards for job in jobs)
+    return [(index, number) for index, count in enumerate(counts) for number in range(count)]
 
 
 def upload(
@@ -243,11 +242,7 @@ def upload_own(
     store: Patient, jobs: Sequence[ResumableJob], nonce: str, joiner: Joiner
 ) -> dict[tuple[int, int], Sums]:
     """Upload the shards of a loaded state that this rank updates."""
-    own = [
-        (index, number)
-        for index, job in enumerate(jobs)
-        for number in range(joiner.rank, job.layout.shards, joiner.world_size)
-    ]
+    own = [at for at in shards_of_all(jobs) if at[1] % joiner.world_size == joiner.rank]
     for index, number in own:
         for piece in jobs[index].layout.chunks(number, joiner.chunk_bytes):
             jobs[index].prepare_outer(piece)
@@ -266,19 +261,13 @@ def sums_of_all(
         CorruptedObjectError: A shard is damaged.
     """
     found = upload_own(store, jobs, nonce, joiner)
-    keys = {
-        (index, number): shard_key(0, index, number, nonce)
-        for index, job in enumerate(jobs)
-        for number in range(job.layout.shards)
-        if (index, number) not in found
-    }
+    others = [at for at in shards_of_all(jobs) if at not in found]
+    keys = {at: shard_key(0, *at, nonce) for at in others}
 
     def missing() -> list[int]:
         listing = store.list(f"initial/{nonce}/")
-        gone = {
-            number % joiner.world_size for (_, number), key in keys.items() if key not in listing
-        }
-        return sorted(gone)
+        lost = [number for (_, number), key in keys.items() if key not in listing]
+        return sorted({number % joiner.world_size for number in lost})
 
     await_ranks(
         store,
@@ -289,8 +278,8 @@ def sums_of_all(
             "the state that was saved at the same moment, each its own."
         ),
     )
-    for (index, number), key in keys.items():
-        found[index, number] = read_again(store.timing, partial(_end, store, key))
+    for at, key in keys.items():
+        found[at] = read_again(store.timing, partial(_end, store, key))
     return found
 
 

@@ -108,13 +108,14 @@ class Beats:
         for rank, beat in zip(read, read_beats(self._store, read), strict=True):
             last, since = self._seen.get(rank, (None, now))
             interval = min(interval_of(beat), self._timing.sync_timeout)
+            seconds = now - since
             if last is None or (beat != last and beat.startswith(f"{self._run} ".encode())):
                 self._seen[rank] = beat, now
-            elif now - since > max(self._timing.lost_after, 2 * interval) or (
-                now - since > 2 * interval
-                and incarnation_is_gone(self._store, rank, _epoch_of(last))
+            elif seconds > 2 * interval and (
+                seconds > self._timing.lost_after
+                or incarnation_is_gone(self._store, rank, _epoch_of(last))
             ):
-                seconds_since[rank] = now - since
+                seconds_since[rank] = seconds
         return seconds_since
 
     def _to_read(self, ranks: Iterable[int]) -> list[int]:
@@ -195,14 +196,10 @@ class Others:
             if (delta.rank, delta.epoch) in self._compared or delta.rank == incarnation.rank:
                 continue
             self._compared.add((delta.rank, delta.epoch))
-            theirs = claimed_settings(incarnation.store, delta.rank, delta.epoch)
-            if theirs is not None:
-                compare_schemas(
-                    f"rank {incarnation.rank}",
-                    Schema({}, self._settings),
-                    f"rank {delta.rank}",
-                    Schema({}, theirs),
-                )
+            settings = claimed_settings(incarnation.store, delta.rank, delta.epoch)
+            if settings is not None:
+                own, theirs = Schema({}, self._settings), Schema({}, settings)
+                compare_schemas(f"rank {incarnation.rank}", own, f"rank {delta.rank}", theirs)
 
     def compare_means(
         self, incarnation: Incarnation, missing: Collection[int], listing: Iterable[str]
@@ -268,9 +265,8 @@ class Others:
         ended = self._ended(incarnation, missing, sync, listing)
         left = [rank for rank in missing if rank not in ended]
         for rank, seconds in self._beats.silent(left).items():
-            ended[rank] = _Gone(
-                0, rank, f"rank {rank} has shown no sign of life for {seconds:.0f} s"
-            )
+            why = f"rank {rank} has shown no sign of life for {seconds:.0f} s"
+            ended[rank] = _Gone(0, rank, why)
         for rank in [rank for rank in self._gone if rank not in ended]:
             incarnation.say.info("rank %d gives signs of life again", rank)
             del self._gone[rank]
@@ -287,9 +283,8 @@ class Others:
         hints = {hint.rank: hint for hint in newest_last}
         gone: dict[int, _Gone] = {}
         for rank, hint in hints.items():
-            if rank not in missing or (incarnation.settings.resume and self.is_past(hint)):
-                continue
-            if newest_epoch(incarnation.store, rank) > hint.epoch:
+            is_past = incarnation.settings.resume and self.is_past(hint)
+            if rank not in missing or is_past or newest_epoch(incarnation.store, rank) > hint.epoch:
                 continue
             if hint.key not in self._endings:
                 self._endings[hint.key] = read_farewell(hint.key, incarnation.store.peek)
@@ -320,9 +315,8 @@ class Others:
             return False
         ended = give_up(incarnation, rank, gone.epoch, why, sync, news.lost)
         if not ended:
-            del self._gone[
-                rank
-            ]  # a newer incarnation of it that is gone, too, has the whole time again
+            # A newer incarnation of it that is gone, too, has the whole time again.
+            del self._gone[rank]
         return ended
 
 
@@ -331,8 +325,5 @@ def changeable(settings: Mapping[str, str]) -> dict[str, str]:
 
     All ranks have to change them in the same way.
     """
-    return {
-        name: settings[name]
-        for name in sorted(MAY_CHANGE - {"committed", "init"})
-        if name in settings
-    }
+    names = sorted(MAY_CHANGE.intersection(settings) - {"committed", "init"})
+    return {name: settings[name] for name in names}

@@ -62,9 +62,8 @@ def read_farewell(key: str, read: Callable[[str], bytes | None]) -> Farewell:
             fields = unsealed_fields("farewell", key, data, key)
             cause = fields.whole("cause", 0, 99999) if "cause" in fields.names() else None
             reason = " ".join(fields.text("reason")[:_LONGEST].split())
-            return Farewell(
-                fields.text("event", "left|failed"), reason, cause, "final" in fields.names()
-            )
+            event, final = fields.text("event", "left|failed"), "final" in fields.names()
+            return Farewell(event, reason, cause, final)
     except (CorruptedObjectError, FormatError):
         # The key says that it has ended. Lost is the reason, and that no rank need wait for it.
         pass
@@ -99,17 +98,21 @@ class Attendance:
     """What one incarnation has heard from the other ranks.
 
     Times are seconds of a clock that stops while the store cannot be reached.
+
+    Args:
+        rank: The rank of the incarnation.
+        read: Returns the object under a key; None if there is none.
     """
 
-    def __init__(self) -> None:
-        self._rank = -1
+    def __init__(self, rank: int, read: Callable[[str], bytes | None]) -> None:
+        self._rank = rank
+        self._read = read
         self._began = 0.0
         # Ranks that are expected to take part, with their epochs.
         self._present: dict[int, int] = {}
         self._gone: set[int] = set()  # ranks that took part, and have left or were lost
         self._left: dict[int, Hint] = {}  # for every rank that left, the hint of its highest epoch
         self._endings: dict[Hint, Farewell] = {}  # how and why incarnations have ended
-        self._read: Callable[[str], bytes | None] = lambda _: None
         self._heard: dict[int, float] = {}  # when something new from a rank was last seen
         self._seen: set[str] = set()  # keys of the sync in progress
         # Ranks that have contributed to the sync in progress, even if late or from another state.
@@ -118,23 +121,10 @@ class Attendance:
         self._known: dict[int, int] = {}
         self._warned: set[tuple[int, int]] = set()  # ranks and epochs whose absence was logged
 
-    def begin(
-        self,
-        rank: int,
-        members: Mapping[int, int],
-        now: float,
-        read: Callable[[str], bytes | None] = lambda _: None,
-    ) -> None:
-        """Set what is known when the incarnation begins.
-
-        Args:
-            rank: The rank of the incarnation.
-            members: The ranks that it expects, with their epochs.
-            now: The time.
-            read: Returns the object under a key; None if there is none.
-        """
-        self._rank, self._began, self._read = rank, now, read
-        self._present = {other: epoch for other, epoch in members.items() if other != rank}
+    def begin(self, members: Mapping[int, int], now: float) -> None:
+        """Set which ranks the incarnation expects, with their epochs, when it begins."""
+        self._began = now
+        self._present = {rank: epoch for rank, epoch in members.items() if rank != self._rank}
 
     def look(self, listing: Iterable[str], now: float) -> None:
         """Take note of the keys in the folder of the sync in progress."""
@@ -167,26 +157,20 @@ class Attendance:
         """
         self.look((member.key for member in commit.members), now)
         members = {member.rank: member.epoch for member in commit.members}
-        messages = [
-            (
-                logging.INFO,
-                (
-                    f"rank {rank} {'is back' if rank in self._known else 'has joined'}: it takes "
-                    f"part in sync {commit.sync}, as incarnation {epoch}"
-                ),
-            )
-            for rank, epoch in members.items()
-            if rank in self._gone or epoch > self._known.get(rank, epoch)
-        ]
+        messages = []
+        for rank, epoch in members.items():
+            if rank in self._gone or epoch > self._known.get(rank, epoch):
+                what = f"rank {rank} {'is back' if rank in self._known else 'has joined'}"
+                text = f"{what}: it takes part in sync {commit.sync}, as incarnation {epoch}"
+                messages.append((logging.INFO, text))
         self._gone -= members.keys()
         self._known |= members
         missing = sorted(self._present.keys() - members.keys())
         # A rank that was itself left out cannot tell which other ranks were late.
         if missing and self._rank in members:
             self.look(listing(), now)
-            messages += [
-                self._missed(rank, commit.sync, now) for rank in missing if rank not in self._came
-            ]
+            absent = [rank for rank in missing if rank not in self._came]
+            messages += [self._missed(rank, commit.sync, now) for rank in absent]
         self._seen.clear()
         self._came.clear()
         return messages
@@ -218,9 +202,7 @@ class Attendance:
             else:
                 kind, text = "silent", f"{rank} ({self._silence(rank, now)})"
             kinds.setdefault(kind, []).append(text)
-        return "; ".join(
-            f"{kind}: rank {', '.join(texts)}" for kind, texts in sorted(kinds.items())
-        )
+        return "; ".join(f"{kind}: rank {', '.join(kinds[kind])}" for kind in sorted(kinds))
 
     def _hear(self, rank: int, epoch: int, now: float) -> None:
         """Note that an incarnation has been heard from."""
@@ -235,20 +217,13 @@ class Attendance:
         if self._left_in(rank) >= epoch:
             kind, why = self._ending(rank)[:2]
             text = f"rank {rank} has {kind}: sync {sync} goes on without it"
-            return (
-                (logging.WARNING, f"{text}. Its error: {why}")
-                if kind == "failed"
-                else (logging.INFO, text)
-            )
+            if kind == "failed":
+                return logging.WARNING, f"{text}. Its error: {why}"
+            return logging.INFO, text
         level = logging.INFO if (rank, epoch) in self._warned else logging.WARNING
         self._warned.add((rank, epoch))
-        return (
-            level,
-            (
-                f"sync {sync} goes on without rank {rank}, which has not contributed in time "
-                f"({self._silence(rank, now)})"
-            ),
-        )
+        silence = f"which has not contributed in time ({self._silence(rank, now)})"
+        return level, f"sync {sync} goes on without rank {rank}, {silence}"
 
     def _left_in(self, rank: int) -> int:
         """The highest epoch in which a rank has said that it is leaving; -1 if it has not."""

@@ -208,16 +208,6 @@ class Wish:
     schema: str
 
     @property
-    def rank(self) -> int:
-        """The rank that asks."""
-        return self.rate.rank
-
-    @property
-    def epoch(self) -> int:
-        """The incarnation of that rank."""
-        return self.rate.epoch
-
-    @property
     def key(self) -> str:
         """The key that says this."""
         rate = self.rate

@@ -18,8 +18,7 @@ import xxhash
 
 from ..._arithmetic._rate import NO_RATE, Rate, digits, values_of
 from ..._errors import CorruptedObjectError, RunExistsError
-from ..._wire._fields import Fields
-from ..._wire._sealed import seal, unsealed_fields
+from ..._wire._sealed import Fields, seal, unsealed_fields
 from ._keys import Delta, commit_key, done_key
 
 T = TypeVar("T", bound="Commit | Rollback | Done")
@@ -214,10 +213,10 @@ def read_record(
     """
     if b'"kind": "rollback"' in data[:40]:  # if this is damaged, the checksum shows it
         rollback = Rollback.from_json(data, sync, origin)
-        if fragments not in {None, len(rollback.states)}:
+        count = len(rollback.states)
+        if fragments not in {None, count}:
             raise CorruptedObjectError(
-                f"{origin} names {len(rollback.states)} states, but the run has {fragments} "
-                "fragments"
+                f"{origin} names {count} states, but the run has {fragments} fragments"
             )
         return rollback
     return Commit.from_json(data, sync, origin)
@@ -251,8 +250,7 @@ class Done:
 
     def to_json(self) -> bytes:
         """The record as stored."""
-        if self.commit is None:
-            raise ValueError("the initial state has no such record: the manifest names it")
+        assert self.commit is not None  # the manifest names the initial state
         fields = {
             "sync": self.sync,
             "fragment": self.fragment,
@@ -309,11 +307,10 @@ def of_run(record: T, run: str, origin: str) -> T:
     if record.run != run:
         raise RunExistsError(
             f"{origin} is a record of another run (the manifest of that run has the digest "
-            f"{record.run}, and the manifest of this replica's run has {run}). Most likely the "
-            "prefix was emptied and used again while a replica of the earlier run was still "
-            "running, or objects were copied there. Stop the replicas of the other run. If this is "
-            "the only object of the other run, move it away and resume this run; otherwise begin "
-            "this run on a prefix that was never used."
+            f"{record.run}, and that of this replica's run has {run}). Most likely the prefix was "
+            "emptied and used again while a replica of the earlier run was still running. Stop the "
+            "replicas of the other run. If this is its only object, move it away and resume this "
+            "run; otherwise begin this run on a prefix that was never used."
         )
     return record
 

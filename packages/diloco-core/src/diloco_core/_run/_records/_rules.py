@@ -94,9 +94,7 @@ def done_states(
     complete: list[set[int]] = [set() for _ in range(fragments)]
     for match in filter(None, map(_DONE.fullmatch, listing)):
         sync, fragment = map(int, match.groups())
-        if fragment >= fragments:
-            continue
-        if in_force(sync, fragment, rollbacks):
+        if fragment < fragments and in_force(sync, fragment, rollbacks):
             complete[fragment].add(sync)
     return complete
 
@@ -108,19 +106,13 @@ def in_force(sync: int, fragment: int, rollbacks: Iterable[Rollback]) -> bool:
 
 def states(listing: Iterable[str]) -> list[tuple[int, int]]:
     """The syncs and fragments of which the listing has a part of a published state."""
-    return [
-        (int(match[1]), int(match[2])) for match in filter(None, map(_STATE.fullmatch, listing))
-    ]
+    matches = filter(None, map(_STATE.fullmatch, listing))
+    return [(int(match[1]), int(match[2])) for match in matches]
 
 
 def is_state(key: str) -> bool:
     """Say whether a key is that of a part of a published state or of the initial state."""
     return _STATE.fullmatch(key) is not None or _INITIAL.fullmatch(key) is not None
-
-
-def newest_done(listing: Iterable[str], fragments: int) -> list[int]:
-    """For every fragment, the newest sync whose state is complete; 0 for the initial state."""
-    return [max(states, default=0) for states in done_states(listing, fragments)]
 
 
 def is_whole(sync: int, fragments: int, every: int) -> bool:
@@ -161,12 +153,12 @@ def made_of(
     return needed[::-1]
 
 
-def newest_whole(
-    listing: Iterable[str], fragments: int, every: int, rollbacks: Collection[Rollback] = ()
+def newest_done(
+    listing: Iterable[str], fragments: int, every: int = 1, rollbacks: Collection[Rollback] = ()
 ) -> list[int]:
-    """Return for every fragment the newest sync whose state is complete and whole.
+    """Return for every fragment the newest sync whose state is complete.
 
-    It is 0 for the initial state.
+    It is 0 for the initial state. With ``every``, as for :func:`is_whole`, only whole states count.
     """
     return [
         max((sync for sync in states if is_whole(sync, fragments, every)), default=0)
@@ -188,17 +180,11 @@ def states_kept_from(
         every: As for :func:`is_whole`.
         rollback: Number of the newest rollback.
     """
-    return [
-        max(
-            (
-                sync
-                for sync in states
-                if rollback < sync <= newest and is_whole(sync, fragments, every)
-            ),
-            default=0,
-        )
-        for states, newest in zip(done_states(listing, fragments), kept, strict=True)
-    ]
+    kept_states = []
+    for states, newest in zip(done_states(listing, fragments), kept, strict=True):
+        whole = (sync for sync in states if is_whole(sync, fragments, every))
+        kept_states.append(max((sync for sync in whole if rollback < sync <= newest), default=0))
+    return kept_states
 
 
 def kept_from(

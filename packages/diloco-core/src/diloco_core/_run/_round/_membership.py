@@ -190,11 +190,8 @@ def read_folder(at: Round, listing: Mapping[str, int]) -> Folder:
     for delta in filter(None, map(Delta.parse, listing)):
         if delta.schema == at.schema and newest.get(delta.rank, delta).epoch <= delta.epoch:
             newest[delta.rank] = delta
-    elsewhere = {
-        rank: delta.base
-        for rank, delta in newest.items()
-        if rank not in chosen and delta.base != at.base
-    }
+    others = {rank: delta.base for rank, delta in newest.items() if rank not in chosen}
+    elsewhere = {rank: base for rank, base in others.items() if base != at.base}
     waited_for = set(at.everybody)
     if not waited_for:
         waited_for = expected(at.members, listing, at.absent, at.former) - elsewhere.keys()

@@ -55,11 +55,8 @@ def mend_from_copies(incarnation: Incarnation, index: int, sync: int) -> bool:
     Returns whether there were any.
     """
     kept = _copies(incarnation)
-    damaged = [
-        key
-        for key in keys_of(incarnation, index, sync)
-        if key in kept and verified(incarnation, key, key) is None
-    ]
+    keys = [key for key in keys_of(incarnation, index, sync) if key in kept]
+    damaged = [key for key in keys if verified(incarnation, key, key) is None]
     # A list, so that all are written again.
     return any([_write_again(incarnation, key, "it is damaged") for key in damaged])  # noqa: C419
 
@@ -71,14 +68,11 @@ def forget_kept(incarnation: Incarnation, needed_from: Sequence[int]) -> None:
         incarnation: The incarnation.
         needed_from: What :func:`._rules.states_kept_from` returned.
     """
-    unneeded = [
-        _FOLDER + key
-        for key in _copies(incarnation)
-        for fragment in [key.rpartition("/")[2][:3]]
-        if int(fragment) < len(needed_from) and needed_from[int(fragment)] > 0
-    ]
+    superseded = {index for index, sync in enumerate(needed_from) if sync > 0}
+    copies = _copies(incarnation)
+    unneeded = [key for key in copies if int(key.rpartition("/")[2][:3]) in superseded]
     if unneeded:
-        incarnation.store.delete(unneeded)
+        incarnation.store.delete([_FOLDER + key for key in unneeded])
 
 
 def _copies(incarnation: Incarnation) -> list[str]:
@@ -89,13 +83,15 @@ def _copies(incarnation: Incarnation) -> list[str]:
 
 def keys_of(incarnation: Incarnation, index: int, sync: int) -> list[str]:
     """The keys of all that a fragment's state after a sync is made of."""
-    shards = range(incarnation.fragments[index].job.layout.shards)
-    keys = [
-        incarnation.key(part, index, shard)
-        for part in incarnation.made_of(sync, index)
-        for shard in shards
-    ]
+    parts = incarnation.made_of(sync, index)
+    keys = [key for part in parts for key in keys_of_shards(incarnation, index, part)]
     return [*keys, done_key(sync, index)] if sync else keys
+
+
+def keys_of_shards(incarnation: Incarnation, index: int, sync: int) -> list[str]:
+    """The keys of the files in which a fragment's state after a sync is published."""
+    shards = range(incarnation.fragments[index].job.layout.shards)
+    return [incarnation.key(sync, index, shard) for shard in shards]
 
 
 def _write_again(incarnation: Incarnation, key: str, why: str) -> bool:

@@ -13,7 +13,7 @@ the store, they write again, when they begin and when others ask. Later they hol
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -28,7 +28,7 @@ from .._incarnation._incarnation import Incarnation
 from .._incarnation._progress import Progress
 from .._records._keys import Delta, commit_key, deltas, done_key
 from .._records._records import Done
-from .._records._rules import newest_whole
+from .._records._rules import newest_done
 from .._repair import mend_shard, read_commit, read_done
 from ._kept import bring_back, mend_from_copies
 from ._rollback import History, NothingWholeError, close_gaps
@@ -78,19 +78,14 @@ def load(incarnation: Incarnation) -> None:
         if rollback.sync > oldest and incarnation.standing.holds(rollback):
             incarnation.standing.turn_back(rollback)
             return
-    _stand(incarnation, oldest)
-
-
-def _stand(incarnation: Incarnation, sync: int) -> None:
-    """Begin after a sync whose record is known to be there."""
-    if not sync:
+    if not oldest:
         incarnation.standing.begin()
         return
-    commit = read_commit(incarnation, sync, decided=True)
+    commit = read_commit(incarnation, oldest, decided=True)
     if commit is None:
         raise CorruptedObjectError(
-            f"{incarnation.origin(commit_key(sync))} is gone, although a run never deletes commit "
-            "records: something else has deleted it"
+            f"{incarnation.origin(commit_key(oldest))} is gone, although a run never deletes "
+            "commit records: something else has deleted it"
         )
     incarnation.standing.skip(commit)
 
@@ -103,10 +98,8 @@ def _load_newest(incarnation: Incarnation, index: int, history: History) -> bool
     first_error: CorruptedObjectError | None = None
     for sync in history.states(index):
         try:
-            damage = incarnation.damage.found(index, sync)
-            if damage and not (
-                incarnation.standing.rollbacks and mend_from_copies(incarnation, index, sync)
-            ):
+            damage, has_copies = incarnation.damage.found(index, sync), history.rollbacks
+            if damage and not (has_copies and mend_from_copies(incarnation, index, sync)):
                 raise CorruptedObjectError(
                     f"the state of fragment {index} after sync {sync} in {incarnation.store.uri} "
                     f"is damaged: {damage}"
@@ -173,11 +166,8 @@ def _load_fragment(incarnation: Incarnation, index: int, sync: int) -> str | Non
     fresh = Progress.recorded(job, done)
     parts = incarnation.made_of(sync, index)
     # The files of a shard one after another, since each changes the values of the one before.
-    files = {
-        incarnation.key(part, index, number): (part, number)
-        for number in range(shards)
-        for part in parts
-    }
+    places = [(part, number) for number in range(shards) for part in parts]
+    files = {incarnation.key(part, index, number): (part, number) for part, number in places}
     listing = list_folders(incarnation.store.list, files)
 
     def announce(key: str, reader: ObjectReader) -> None:
@@ -193,17 +183,19 @@ def _load_fragment(incarnation: Incarnation, index: int, sync: int) -> str | Non
     if not parts[0]:
         initial = incarnation.manifest.done(index)
         in_memory = shards_in_memory(incarnation, initial)
-        to_check = shards_to_look_at(incarnation, in_memory) if in_memory else set()
+        # When a run begins, each rank looks at some of the files, so that damage is found while it
+        # can be mended; a replica that cannot read one of the others asks for it. If there are
+        # syncs already, this rank looks at all: it will replay the syncs, and then no longer hold
+        # these values.
+        size = incarnation.manifest.world_size
+        looks_at_all = bool(in_memory and incarnation.recorded())
         beginning = Progress.recorded(job, initial)
         for number in sorted(in_memory):
-            look = number in to_check
+            look = looks_at_all or number % size == incarnation.rank
             if not take_from_memory(incarnation, beginning, number, listing, look=look):
                 return incarnation.key(0, index, number)
-    sizes = {
-        key: listing.get(key)
-        for key, (part, number) in files.items()
-        if part or number not in in_memory
-    }
+    needed = [key for key, (part, number) in files.items() if part or number not in in_memory]
+    sizes = {key: listing.get(key) for key in needed}
     with open_ahead(incarnation.store.store, sizes, announce) as readers:
         for number in range(shards):
             begun = number in in_memory
@@ -349,21 +341,6 @@ def shards_in_memory(incarnation: Incarnation, done: Done) -> set[int]:
     }
 
 
-def shards_to_look_at(incarnation: Incarnation, held: Iterable[int]) -> set[int]:
-    """Return the shards in memory whose files this rank reads when it begins.
-
-    So damage is found while it can be mended. When a run begins, each rank checks the shards with
-    ``number % world_size == rank``; a replica that cannot read one of the others asks for it. If
-    there are syncs already, a rank checks all shards: it will replay the syncs, and then no longer
-    hold these values.
-    """
-    if incarnation.recorded():
-        return set(held)
-    return {
-        number for number in held if number % incarnation.manifest.world_size == incarnation.rank
-    }
-
-
 def mend_initial(incarnation: Incarnation, *, gone: bool = True) -> None:
     """Check and mend the initial states whose values are still in memory.
 
@@ -418,14 +395,13 @@ def _is_collected(incarnation: Incarnation, index: int) -> bool:
 
     It is when nothing can be computed from it any more.
     """
-    if newest_whole(
-        incarnation.store.list("state/"), len(incarnation.fragments), incarnation.whole_every
-    )[index]:
+    states, every = incarnation.store.list("state/"), incarnation.whole_every
+    if newest_done(states, len(incarnation.fragments), every)[index]:
         return True
-    if incarnation.whole_every > 1:
+    if every > 1:
         # Contributions go when any newer state is complete, and this one goes when a whole one is.
         return False
-    first_sync = index + 1
-    return incarnation.store.peek(commit_key(first_sync)) is not None and not any(
-        map(Delta.parse, incarnation.store.list(deltas(first_sync)))
-    )
+    first = index + 1
+    if incarnation.store.peek(commit_key(first)) is None:
+        return False
+    return not any(map(Delta.parse, incarnation.store.list(deltas(first))))

@@ -19,7 +19,7 @@ from .._records._keys import done_key
 from .._records._records import Commit, Done
 from .._records._rules import collectable, kept_from, newest_done, states_kept_from, writer
 from .._repair import check_shard, readable_done, rewrite_shard
-from ._kept import forget_kept
+from ._kept import forget_kept, keys_of_shards
 
 LOOK_AGAIN = 64
 """The number of syncs between two searches for objects usually deleted early in a run.
@@ -29,10 +29,11 @@ Each search costs a listing or two.
 
 
 def write_done(incarnation: Incarnation, commit: Commit) -> None:
-    """Write the record that all shards of a sync are published; they are adopted already."""
-    _create_done(
-        incarnation, _own_done(incarnation, incarnation.fragments[commit.fragment], commit)
-    )
+    """Sharded: write the record that all shards of a sync are published.
+
+    They are adopted already.
+    """
+    _create_done(incarnation, incarnation.fragments[commit.fragment].done(commit))
 
 
 def publish_previous(incarnation: Incarnation, commit: Commit, member: int | None) -> None:
@@ -47,17 +48,14 @@ def publish_previous(incarnation: Incarnation, commit: Commit, member: int | Non
     progress = incarnation.fragments[commit.fragment]
     unfinished, progress.unfinished = progress.unfinished, None
     members = len(commit.members)
-    if (
-        unfinished is not None
-        and member == commit.sync % members
-        and _is_published(incarnation, unfinished)
-    ):
+    designated = member == commit.sync % members
+    if unfinished is not None and designated and _is_published(incarnation, unfinished):
         _create_done(incarnation, unfinished)
     if progress.commit is None or not incarnation.published(progress.sync):
         return
     shards = range(progress.job.layout.shards)
     written = {} if member is None else _publish(incarnation, progress, shards[member::members])
-    progress.unfinished = _own_done(incarnation, progress, progress.commit, written)
+    progress.unfinished = _own_done(incarnation, progress, written)
 
 
 def finish(incarnation: Incarnation, *, asked: bool = False) -> None:
@@ -74,14 +72,12 @@ def finish(incarnation: Incarnation, *, asked: bool = False) -> None:
             continue
         if newest == progress.sync and (asked or not incarnation.gather):
             continue
-        done = _own_done(incarnation, progress, progress.commit)
+        done = _own_done(incarnation, progress)
         if newest == progress.sync:
             _compare_done(incarnation, done)
             continue
-        shards = range(progress.job.layout.shards)
-        missing = [
-            shard for shard in shards if incarnation.key(progress.sync, index, shard) not in listing
-        ]
+        keys = keys_of_shards(incarnation, index, progress.sync)
+        missing = [shard for shard, key in enumerate(keys) if key not in listing]
         if incarnation.gather:
             if not _publish_whole(incarnation, progress, done, missing):
                 continue
@@ -114,9 +110,8 @@ def collect(incarnation: Incarnation, writers: Collection[int | None] = ()) -> N
         # published first.
         whole = kept_from(states, count, last=last, rollback=rollback, count=3)
     states_kept = states_kept_from(states, count, whole, every=every, rollback=rollback)
-    recent = (
-        incarnation.manifest.retention + count * max(incarnation.manifest.publish_every, every) * 3
-    )
+    manifest = incarnation.manifest
+    recent = manifest.retention + count * max(manifest.publish_every, every) * 3
     # After that only now and then, for objects that had to stay so long or were left by an
     # incarnation that died.
     if last - rollback <= recent or last % LOOK_AGAIN == 0:
@@ -124,15 +119,15 @@ def collect(incarnation: Incarnation, writers: Collection[int | None] = ()) -> N
         if rollback:
             forget_kept(incarnation, states_kept)
     if writers:
-        keys = [key for key in keys if writer(key, incarnation.manifest.world_size) in writers]
+        keys = [key for key in keys if writer(key, manifest.world_size) in writers]
     unneeded = collectable(
         keys,
         last=last,
         kept=kept,
         states_kept=states_kept,
-        retention=incarnation.manifest.retention,
+        retention=manifest.retention,
         keep_deltas=incarnation.gather,
-        initial=incarnation.manifest.initial,
+        initial=manifest.initial,
     )
     if unneeded:
         # A reader that lags far behind may see other bytes in these objects. Checksums show that,
@@ -150,9 +145,8 @@ def _publish_whole(
     shards = range(progress.job.layout.shards)
     # Incarnations that do this at the same time begin at different shards.
     start = incarnation.rank % len(shards)
-    _publish(
-        incarnation, progress, sorted(missing, key=lambda shard: (shard - start) % len(shards))
-    )
+    in_turn = sorted(missing, key=lambda shard: (shard - start) % len(shards))
+    _publish(incarnation, progress, in_turn)
     # A list, so that all shards are checked and mended before they are compared.
     stored = [_whole_sums(incarnation, progress, shard) for shard in shards]
     return all(_is_own(incarnation, done, shard, sums) for shard, sums in enumerate(stored))
@@ -180,12 +174,9 @@ def _publish(
 
 
 def _own_done(
-    incarnation: Incarnation,
-    progress: Progress,
-    commit: Commit,
-    written: Mapping[int, Sums] | None = None,
+    incarnation: Incarnation, progress: Progress, written: Mapping[int, Sums] | None = None
 ) -> Done:
-    """The record of the state in memory after a sync.
+    """The record of the state in memory, which is that after a sync.
 
     ``written`` has the checksums of files that this incarnation has just written.
 
@@ -193,15 +184,15 @@ def _own_done(
     computed here from memory, and compared with what others have published. That costs one pass
     over the outer state per publication.
     """
+    commit = progress.commit
+    assert commit is not None
     if not incarnation.gather:
         return progress.done(commit)
     metadata, known = shard_metadata(progress.job, commit.sync), written or {}
-    rests = [
-        known[number].rest
-        if number in known
-        else incarnation.shard(commit.sync, commit.fragment, number).rest(metadata)
-        for number in range(progress.job.layout.shards)
-    ]
+    rests = []
+    for number in range(progress.job.layout.shards):
+        shard = incarnation.shard(commit.sync, commit.fragment, number)
+        rests.append(known[number].rest if number in known else shard.rest(metadata))
     return progress.done(commit, rests)
 
 
@@ -222,9 +213,8 @@ def _is_published(incarnation: Incarnation, done: Done) -> bool:
 
     The checksums at their ends show that.
     """
-    sync, index = done.sync, done.fragment
-    listing = incarnation.store.list(f"state/{sync:08}/")
-    keys = [incarnation.key(sync, index, shard) for shard in range(len(done.sums))]
+    listing = incarnation.store.list(f"state/{done.sync:08}/")
+    keys = keys_of_shards(incarnation, done.fragment, done.sync)
     if not all(key in listing for key in keys):
         return False
     ends = (partial(_stored_end, incarnation, key, listing[key]) for key in keys)
@@ -252,6 +242,7 @@ def _stored_end(incarnation: Incarnation, key: str, size: int) -> Sums | None:
 
     None if they cannot be used: a later publication makes up for it.
     """
+    origin = incarnation.origin(key)
 
     def read() -> Sums | None:
         try:
@@ -259,9 +250,7 @@ def _stored_end(incarnation: Incarnation, key: str, size: int) -> Sums | None:
             opened = incarnation.store.store.open(key, size)
         except ObjectNotFoundError:
             return None
-        return incarnation.store.read(
-            key, lambda reader: end_sums(reader, incarnation.origin(key)), opened
-        )
+        return incarnation.store.read(key, lambda reader: end_sums(reader, origin), opened)
 
     try:
         return incarnation.again(read)

@@ -14,7 +14,8 @@ from .._incarnation._incarnation import Incarnation
 from .._policy._ends import obey_end
 from .._records._keys import Delta, commit_key, highest_epochs
 from .._records._records import Commit, Rollback
-from .._records._rules import done_states, in_force, states
+from .._records._rules import done_states, in_force
+from .._records._rules import states as published_states
 from .._repair import check_shard, commit_again, read_done, readable_done, readable_log
 from .._round._reload import ReloadError
 from ._kept import keep
@@ -36,29 +37,21 @@ class History:
         incarnation: The incarnation that reads the store.
 
     Attributes:
+        newest: The newest sync of every fragment whose state is complete, whether it counts or not;
+            0 for the initial state.
         recorded: The numbers that have a record in the log. If a lower number is missing, its
             record is lost.
         rollbacks: The known rollbacks, in the order of the log.
+        newest_rollback: Number of the newest of them; 0 if none is known.
     """
 
     def __init__(self, incarnation: Incarnation) -> None:
         self._incarnation = incarnation
         self._done = done_states(incarnation.store.list("state/"), len(incarnation.fragments))
+        self.newest = [max(syncs, default=0) for syncs in self._done]
         self.recorded = incarnation.recorded()
         self.rollbacks = _rollbacks(incarnation, self.recorded)
-
-    @property
-    def newest(self) -> list[int]:
-        """The newest sync of every fragment whose state is complete, whether it counts or not.
-
-        It is 0 for the initial state.
-        """
-        return [max(syncs, default=0) for syncs in self._done]
-
-    @property
-    def newest_rollback(self) -> int:
-        """Number of the newest rollback; 0 if none is known."""
-        return self.rollbacks[-1].sync if self.rollbacks else 0
+        self.newest_rollback = self.rollbacks[-1].sync if self.rollbacks else 0
 
     def states(self, index: int) -> list[int]:
         """Return the syncs after which a fragment has a complete state that counts, newest first.
@@ -129,20 +122,16 @@ def close_gaps(incarnation: Incarnation, history: History) -> None:
     rollbacks = history.rollbacks
     for lost in sorted(set(range(1, history.newest_rollback)) - history.recorded):
         index = incarnation.index(lost)
-        giving_up = next(
-            (rollback for rollback in rollbacks if rollback.states[index] < lost < rollback.sync),
-            None,
-        )
+        gave_up = (each for each in rollbacks if each.states[index] < lost < each.sync)
+        giving_up = next(gave_up, None)
         if incarnation.store.peek(commit_key(lost)) is not None:
             continue  # the record is there: the listing was out of date
         if giving_up is None:
             commit_again(incarnation, lost, None)
             continue
         count = len(incarnation.fragments)
-        states = tuple(
-            min(state, _last_before(lost, index, count))
-            for index, state in enumerate(giving_up.states)
-        )
+        before = (_last_before(lost, each, count) for each in range(count))
+        states = tuple(map(min, giving_up.states, before))
         previous = max((rollback.sync for rollback in rollbacks if rollback.sync < lost), default=0)
         closing = Rollback(lost, states, (), giving_up.fence, previous, run=incarnation.run)
         incarnation.say.error(
@@ -166,9 +155,8 @@ def _rollbacks(incarnation: Incarnation, recorded: set[int]) -> list[Rollback]:
     read, the record before it is read instead.
     """
     newest = max(recorded, default=0)
-    while (
-        incarnation.store.peek(commit_key(newest + 1)) is not None
-    ):  # a listing may be out of date
+    # A listing may be out of date.
+    while incarnation.store.peek(commit_key(newest + 1)) is not None:
         newest += 1
         recorded.add(newest)
     rollbacks: list[Rollback] = []
@@ -247,15 +235,13 @@ def roll_back(
         raise reason
     for index, state in enumerate(going_back):
         # If two newer states have ever been complete, another incarnation may soon delete this one.
-        if sum(incarnation.index(sync) == index for sync in given_up) >= 2 and not keep(
-            incarnation, index, state
-        ):
+        in_danger = sum(incarnation.index(sync) == index for sync in given_up) >= 2
+        if in_danger and not keep(incarnation, index, state):
             return  # it has just been deleted: the caller loads again
     fence = highest_epochs(incarnation.store.list("claims/"))
     previous = max(history.newest_rollback, _rollback_before(incarnation, min(going_back)))
-    record = Rollback(
-        last + 1, tuple(going_back), tuple(given_up), fence, previous, run=incarnation.run
-    )
+    states, lost = tuple(going_back), tuple(given_up)
+    record = Rollback(last + 1, states, lost, fence, previous, run=incarnation.run)
     incarnation.say.error(
         "%s. Because of resume='newest-whole', the run continues from the states after %s. Given "
         "up: %s. Replicas that were started earlier will stop, unless they have agreed to this "
@@ -273,7 +259,7 @@ def _last_decided(incarnation: Incarnation, recorded: set[int]) -> int:
     Published states and contributions show it: an incarnation that has written them is past that
     number and would take the next.
     """
-    published = [sync for sync, _ in states(incarnation.store.list("state/"))]
+    published = [sync for sync, _ in published_states(incarnation.store.list("state/"))]
     contributions = filter(None, map(Delta.parse, incarnation.store.list("deltas/")))
     begun = [delta.sync - 1 for delta in contributions]
     return max([0, *recorded, *published, *begun])
@@ -319,9 +305,8 @@ def obey_rollback(incarnation: Incarnation, rollback: Rollback) -> None:
         obey_end(incarnation, rollback)
         return
     given_up = f" (given up: {named_syncs(rollback.given_up)})" if rollback.given_up else ""
-    if incarnation.settings.resume != "newest-whole" and incarnation.epoch <= rollback.fence.get(
-        incarnation.rank, 0
-    ):
+    began_before = incarnation.epoch <= rollback.fence.get(incarnation.rank, 0)
+    if began_before and incarnation.settings.resume != "newest-whole":
         raise FencedError(
             f"the run at {incarnation.store.uri} continues from older states, because the results "
             f"of later syncs could not be read any more{given_up}. This incarnation of rank "

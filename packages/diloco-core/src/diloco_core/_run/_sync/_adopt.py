@@ -18,7 +18,7 @@ from .._claims import check_claim, check_run
 from .._incarnation._incarnation import Incarnation
 from .._records._keys import Delta, deltas
 from .._records._records import Commit, Rollback
-from .._repair import ask_for_repair
+from .._repair import ask_for_repair, readable_done
 from .._round._reload import ReloadError, Why
 from .._round._shares import Shares
 from .._states._publish import publish_previous, write_done
@@ -45,13 +45,16 @@ class Adoption:
         self._incarnation = incarnation
         self._commit = commit
         self._local = local
-        self._result = Result.of(incarnation, commit)
+        progress = incarnation.fragments[commit.fragment]
+        mending = incarnation.damage.mending.get(commit.fragment) == commit.sync
+        done = readable_done(incarnation, commit.sync, commit.fragment) if mending else None
+        self._result = Result(incarnation, commit, progress, mending, done)
         self._shares = Shares(
             sync=commit.sync,
             members=tuple(member.rank for member in commit.members),
             rank=incarnation.rank,
             grace=incarnation.settings.grace,
-            mending=self._result.mending,
+            mending=mending,
             fixed=incarnation.fixed,
         )
         self._unreadable: CorruptedObjectError | None = None
@@ -68,7 +71,7 @@ class Adoption:
                 not hold what it should.
             SyncTimeoutError: A shard was not published in time.
         """
-        shards = range(self._result.layout.shards)
+        shards = range(self._result.job.layout.shards)
         if self._incarnation.gather:
             publish_previous(self._incarnation, self._commit, self._shares.member)
             self._compute([list(shards)])
@@ -219,8 +222,7 @@ class Adoption:
         return SyncTimeoutError(
             f"sync {self._commit.sync} at {incarnation.store.uri} is decided, but the shards of "
             f"ranks {ranks} were not published within {incarnation.timing.sync_timeout:g} s "
-            "(sync_timeout). Look at the logs of these ranks. The run can be resumed from its "
-            "prefix.",
+            "(sync_timeout). Look at their logs. The run can be resumed from its prefix.",
             ranks,
         )
 

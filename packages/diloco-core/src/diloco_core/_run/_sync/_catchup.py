@@ -92,9 +92,8 @@ def _take_mended(
         problem = _take_newest(incarnation)
         if problem is None:
             return
-    for _ in range(
-        _MOST_ROLLBACKS if first and incarnation.settings.resume == "newest-whole" else 0
-    ):
+    may_go_back = first and incarnation.settings.resume == "newest-whole"
+    for _ in range(_MOST_ROLLBACKS if may_go_back else 0):
         roll_back(incarnation, problem or error)
         problem = _take_newest(incarnation)
         if problem is None:
@@ -113,7 +112,8 @@ def _take_newest(incarnation: Incarnation) -> CorruptedObjectError | NonFiniteUp
         try:
             load(incarnation)
             replay(incarnation)
-            _hold_own_part(incarnation)
+            for index in range(len(incarnation.fragments)):
+                _hold_own_part(incarnation, index)
         except ReloadError as reload:
             damage, why = reload.damage, reload.why
         except (CorruptedObjectError, NonFiniteUpdateError) as error:
@@ -123,11 +123,9 @@ def _take_newest(incarnation: Incarnation) -> CorruptedObjectError | NonFiniteUp
         incarnation.timing.sleep(pause)
     if why is Why.DIFFERS and damage is None:
         raise diverged(incarnation.rank)
-    if isinstance(damage, CorruptedObjectError):
-        return damage
-    if damage is not None:
+    if isinstance(damage, StoreUnavailableError):
         raise damage
-    return CorruptedObjectError(
+    return damage or CorruptedObjectError(
         f"the state in {incarnation.store.uri} changed each of the {len(_PAUSES)} times that it "
         "was read: start this replica again"
     )
@@ -180,8 +178,8 @@ def replay(incarnation: Incarnation) -> None:
         )
 
 
-def _hold_own_part(incarnation: Incarnation) -> None:
-    """Read the outer optimizer's state of every N-th shard, which this rank updates.
+def _hold_own_part(incarnation: Incarnation, index: int) -> None:
+    """Read the outer optimizer's state of every N-th shard of a fragment, which this rank updates.
 
     These are the shards that it updates if all N ranks take part, so their state need not be read
     at the next sync. This also shows damage before any replica trains: loading reads only the
@@ -193,27 +191,20 @@ def _hold_own_part(incarnation: Incarnation) -> None:
     """
     if incarnation.gather:
         return  # loading has read everything
-    for index in range(len(incarnation.fragments)):
-        _hold_own_shards(incarnation, index)
-
-
-def _hold_own_shards(incarnation: Incarnation, index: int) -> None:
-    """Read what memory lacks of the shards of one fragment that are this rank's."""
-    progress = incarnation.fragments[index]
+    progress, store = incarnation.fragments[index], incarnation.store
     shards = range(incarnation.rank, progress.job.layout.shards, incarnation.manifest.world_size)
     own_shards = {
         incarnation.key(progress.sync, index, shard): shard
         for shard in shards
         if begin_to_hold(incarnation, progress, shard)
     }
-    listing = {} if incarnation.store.near else list_folders(incarnation.store.list, own_shards)
+    listing = {} if store.near else list_folders(store.list, own_shards)
+    sizes = {key: listing.get(key) for key in own_shards}
 
     def announce(key: str, reader: ObjectReader) -> None:
         incarnation.shard(progress.sync, index, own_shards[key]).announce_rest(reader)
 
-    with open_ahead(
-        incarnation.store.store, {key: listing.get(key) for key in own_shards}, announce
-    ) as readers:
+    with open_ahead(store.store, sizes, announce) as readers:
         for (key, shard), reader in zip(own_shards.items(), readers, strict=True):
             _hold_or_make_again(incarnation, index, shard, key, reader)
 

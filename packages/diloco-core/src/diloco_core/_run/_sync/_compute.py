@@ -9,19 +9,18 @@ from functools import partial
 from ..._arithmetic._contribution import shares
 from ..._arithmetic._reduction import reduce_shards
 from ..._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
-from ..._store._api import block_bytes_of
 from ..._store._patient import PAUSES
 from ..._store._reread import in_parallel
-from ..._wire._inputs import Inputs
 from ..._wire._published import Sums, end_sums
 from .._incarnation._incarnation import Incarnation
 from .._records._keys import Delta
-from .._records._rules import newest_done, newest_whole
+from .._records._rules import newest_done
 from .._repair import computed_otherwise, read_commit, rewrite_shard
 from .._round._reload import ReloadError, Why
 from .._round._shares import inputs_are_superseded
 from .._states._kept import bring_back
 from .._states._load import begin_to_hold, hold
+from ._inputs import Inputs
 from ._result import Result, adopt, check_copy, state_before
 
 _IF_ENCODED = (
@@ -61,11 +60,8 @@ class Computation:
         """
         # If memory was overwritten since the contribution was made, the contribution has to be read
         # from the store.
-        self._local = self._local and all(
-            self._progress.values_at[shard] == self._result.previous
-            for batch in batches
-            for shard in batch
-        )
+        held = {self._progress.values_at[shard] for batch in batches for shard in batch}
+        self._local = self._local and held <= {self._result.previous}
         # An upload reads memory, which must not change before its result was used.
         with closing(in_parallel(self._incarnation.store.store, self._uploads(batches))) as uploads:
             for shard, sums in uploads:
@@ -110,11 +106,8 @@ class Computation:
                 self._close()
             except ObjectNotFoundError as error:
                 self._close()
-                if (
-                    next(pauses) is not None
-                    and self._incarnation.rollback
-                    and bring_back(self._incarnation)
-                ):
+                may_repeat = next(pauses) is not None and self._incarnation.rollback
+                if may_repeat and bring_back(self._incarnation):
                     continue
                 for shard in batch:
                     self._look_again(shard, error)
@@ -127,26 +120,7 @@ class Computation:
     def _open(self, batches: Sequence[Sequence[int]]) -> Inputs:
         """The contributions, opened for all batches that are still to be computed."""
         if self._inputs is None:
-            incarnation, traffic = self._incarnation, self._incarnation.traffic
-            key = (incarnation.rank, incarnation.epoch) if self._local else None
-            members = self._commit.members
-
-            def count(size: int) -> None:
-                traffic.received += size
-
-            self._inputs = Inputs(
-                self._job,
-                incarnation.format(self._commit.fragment),
-                incarnation.store,
-                incarnation.timing,
-                members,
-                next((delta for delta in members if (delta.rank, delta.epoch) == key), None),
-                batches,
-                chunk_bytes=incarnation.chunk_bytes,
-                block_bytes=block_bytes_of(incarnation.store.store)
-                // (2 if incarnation.gather else 1),
-                received=count,
-            )
+            self._inputs = Inputs(self._incarnation, self._commit, batches, local=self._local)
         return self._inputs
 
     def _close(self) -> None:
@@ -159,15 +133,14 @@ class Computation:
         for shard in batch:
             self._progress.values_at[shard] = None
         check_copy(self._result, batch)
-        own_delta = next(
-            (delta for delta in self._commit.members if delta.rank == self._incarnation.rank), None
-        )
-        if self._incarnation.fixed and own_delta is not None and not self._local:
-            self._say_what_is_lost(own_delta, batch)
+        for delta in self._commit.members if self._incarnation.fixed and not self._local else ():
+            if delta.rank == self._incarnation.rank:
+                self._say_what_is_lost(delta, batch)
         self._job.rate = self._commit.rate
         if inputs.clipping is not None:
             self._progress.clipped = self._commit.sync, inputs.clipping.report()
 
+        amounts = [member.amount for member in self._commit.members]
         reduce_shards(
             self._job,
             batch,
@@ -177,9 +150,7 @@ class Computation:
             sync=self._commit.sync,
             block_bytes=inputs.block_bytes,
             verify=partial(inputs.verify, batch),
-            shares=shares(
-                self._job.terms.weighting, [member.amount for member in self._commit.members]
-            ),
+            shares=shares(self._job.terms.weighting, amounts),
         )
         for shard in batch:
             self._progress.outer_at[shard] = self._commit.sync
@@ -210,17 +181,15 @@ class Computation:
         """
         # An incarnation of a fixed run that has begun to update cannot begin again: no other
         # replica holds its own part.
-        if (
-            pause is None
-            or self._incarnation.fixed
-            or (self._incarnation.store.store.retries and isinstance(error, StoreUnavailableError))
-        ):
+        is_away = isinstance(error, StoreUnavailableError)
+        repeated = is_away and self._incarnation.store.store.retries
+        if pause is None or self._incarnation.fixed or repeated:
             raise error
         self._incarnation.timing.sleep(pause)
         if self._incarnation.gather:
             # A state that was updated in part can only be restored from what is published.
             raise ReloadError(Why.DAMAGED, damage=error) from error
-        if isinstance(error, StoreUnavailableError):
+        if is_away:
             # Any read will do: it waits for the store as long as reads wait everywhere.
             read_commit(self._incarnation, self._commit.sync)
 
@@ -259,12 +228,9 @@ class Computation:
         try:
             incarnation.again(read)
         except ObjectNotFoundError:
-            newest = incarnation.newest_done()[index]
-            if (
-                newest <= progress.sync
-                and not self._result.mending
-                and make_again(incarnation, index, shard, None)
-            ):
+            is_newest = incarnation.newest_done()[index] <= progress.sync
+            may_mend = is_newest and not self._result.mending
+            if may_mend and make_again(incarnation, index, shard, None):
                 return True
             raise
         except CorruptedObjectError as error:
@@ -275,11 +241,9 @@ class Computation:
         return False
 
     def _rewrite(self, shard: int) -> None:
-        result = self._result
-        damage = result.damaged.pop(shard, None)
-        sums = rewrite_shard(
-            self._incarnation, self._progress, result.sync, shard, damage, result.done
-        )
+        result, progress = self._result, self._progress
+        why = result.damaged.pop(shard, None)
+        sums = rewrite_shard(self._incarnation, progress, result.sync, shard, why, result.done)
         result.settle(shard, *sums)
 
     def _upload(self, shard: int) -> tuple[int, Sums | None]:
@@ -314,10 +278,9 @@ class Computation:
             return False
         key, stored = result.key(shard), result.shard(shard)
         own_sums = stored.sums(result.metadata(shard))
+        origin = incarnation.origin(key)
         try:
-            end = incarnation.read_file(
-                key, lambda reader: end_sums(reader, incarnation.origin(key))
-            )
+            end = incarnation.read_file(key, lambda reader: end_sums(reader, origin))
         except CorruptedObjectError:
             return False  # reading it whole shows the same, and what is to be done then
         if end == own_sums:
@@ -341,7 +304,7 @@ class Computation:
         listing, count = incarnation.store.list("state/"), len(incarnation.fragments)
         every, rollbacks = incarnation.whole_every, incarnation.standing.rollbacks
         # A state that is not whole does not help: it is made of this result, too.
-        newest = newest_whole(listing, count, every, rollbacks)[result.index]
+        newest = newest_done(listing, count, every, rollbacks)[result.index]
         if inputs_are_superseded(newest, result.sync, mending=result.mending):
             raise ReloadError(Why.SUPERSEDED)
         damaged, reason = "", result.damaged.get(shard)
@@ -382,7 +345,8 @@ def make_again(
         before = state_before(incarnation, index)
         if before is None:
             return False
-        result = Result.again(incarnation, progress.commit, before)
+        done = progress.done(progress.commit)
+        result = Result(incarnation, progress.commit, before, mending=True, done=done)
         if damage is not None:
             result.damaged[number] = str(damage)
         Computation(result, local=False).run([[number]])

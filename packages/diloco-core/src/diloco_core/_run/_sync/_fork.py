@@ -24,11 +24,8 @@ def look_back(incarnation: Incarnation) -> None:
     Raises:
         ReloadError: Something else was decided in its place, or the run went back there.
     """
-    if not (
-        incarnation.late
-        and incarnation.sync > incarnation.manifest.first
-        and incarnation.standing.previous
-    ):
+    has_obeyed = incarnation.sync > incarnation.manifest.first and incarnation.standing.previous
+    if not incarnation.late or not has_obeyed:
         return
     record: Commit | Rollback | None
     try:
@@ -52,13 +49,9 @@ def check_not_later(incarnation: Incarnation, commit: Commit) -> None:
     Raises:
         FencedError: It does.
     """
-    later = [
-        each
-        for each in commit.members
-        if each.rank == incarnation.rank and each.epoch > incarnation.epoch
-    ]
-    if later:
-        raise fenced(incarnation, f"a newer incarnation (epoch {later[0].epoch})")
+    for member in commit.members:
+        if member.rank == incarnation.rank and member.epoch > incarnation.epoch:
+            raise fenced(incarnation, f"a newer incarnation (epoch {member.epoch})")
 
 
 def look_ahead(incarnation: Incarnation, commit: Commit) -> None:
@@ -87,24 +80,19 @@ def not_next(incarnation: Incarnation, commit: Commit) -> ReloadError:
     Raises:
         CorruptedObjectError: It was not: the records of the log do not follow each other.
     """
-    error = incarnation.does_not_follow(commit)
-    if (
-        incarnation.standing.previous
-        and commit.previous != incarnation.standing.previous
-        and incarnation.sync
-        and (last := readable_log(incarnation, incarnation.sync)) is not None
-        and last.digest == commit.previous
-    ):
-        _say(incarnation)
-        return ReloadError(Why.REPLACED, damage=error)
+    error, previous = incarnation.does_not_follow(commit), incarnation.standing.previous
+    if previous and commit.previous != previous and incarnation.sync:
+        last = readable_log(incarnation, incarnation.sync)
+        if last is not None and last.digest == commit.previous:
+            _say(incarnation)
+            return ReloadError(Why.REPLACED, damage=error)
     raise error
 
 
 def _say(incarnation: Incarnation) -> None:
     incarnation.say.error(
         "%s is no longer the record that this replica has obeyed: that record was lost, and "
-        "another one was decided in its place while this replica stood still. This replica drops "
-        "what it holds, which is no longer a state of the run, and reloads. Something outside "
-        "this run deletes its objects: find out what does, and stop it.",
+        "another one was decided in its place while this replica stood still. It drops what it "
+        "holds, and reloads. Something outside this run deletes its objects: stop it.",
         incarnation.origin(commit_key(incarnation.sync)),
     )

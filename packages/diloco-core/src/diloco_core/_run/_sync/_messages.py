@@ -5,6 +5,8 @@ They say which ranks it waits for, which were missing, and what is lost.
 
 from __future__ import annotations
 
+from functools import partial
+
 from ..._arithmetic._contribution import shares
 from ..._arithmetic._sync_job import SyncJob
 from ..._errors import SyncTimeoutError
@@ -37,7 +39,9 @@ def report(
     """
     at, clipped = (0, ()) if commit is None else incarnation.fragments[commit.fragment].clipped
     members = () if commit is None else commit.members
-    traffic = incarnation.traffic
+    traffic, seconds = incarnation.traffic, 0.0
+    if since is not None:
+        seconds = incarnation.timing.clock() - since - traffic.waited
     return SyncReport(
         sync=incarnation.sync - incarnation.takes_means,
         fragment=job.name,
@@ -46,9 +50,7 @@ def report(
         bytes_sent=traffic.sent,
         bytes_received=traffic.received,
         wait_seconds=traffic.waited,
-        exchange_seconds=0.0
-        if since is None
-        else incarnation.timing.clock() - since - traffic.waited,
+        exchange_seconds=seconds,
         contribution=contribution,
         reloaded=reloaded,
         weights=shares(job.terms.weighting, [each.amount for each in members]) if members else (),
@@ -133,10 +135,8 @@ def notice(
 
 def say_who_is_missing(incarnation: Incarnation, commit: Commit) -> None:
     """Log which ranks are not in a sync that is decided, and which are in it again."""
-    messages = incarnation.attendance.committed(
-        commit, lambda: incarnation.store.list(deltas(commit.sync)), incarnation.now
-    )
-    for level, text in messages:
+    listing = partial(incarnation.store.list, deltas(commit.sync))
+    for level, text in incarnation.attendance.committed(commit, listing, incarnation.now):
         incarnation.say.log(level, "%s", text)
 
 
@@ -182,9 +182,8 @@ def _attendance(incarnation: Incarnation, folder: Folder) -> str:
     """A text on which ranks have contributed, and what is known about the others."""
     ranks = [rank for rank in range(incarnation.manifest.world_size) if rank not in folder.chosen]
     incarnations = highest_epochs(incarnation.store.list("claims/"))
-    others = incarnation.attendance.describe(
-        ranks, incarnations, list(folder.elsewhere), incarnation.now
-    )
+    elsewhere, now = list(folder.elsewhere), incarnation.now
+    others = incarnation.attendance.describe(ranks, incarnations, elsewhere, now)
     contributed = f"contributed: rank {', '.join(map(str, folder.chosen))}" if folder.chosen else ""
     text = "; ".join(filter(None, [contributed, others]))
     return text[:1].upper() + text[1:]

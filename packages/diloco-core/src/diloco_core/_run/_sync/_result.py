@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ..._arithmetic._layout import Layout
 from ..._errors import CorruptedObjectError, DivergedError
 from ..._exchange._resumable import ResumableJob
 from ..._store._api import ObjectReader
@@ -58,19 +57,6 @@ class Result:
     def __post_init__(self) -> None:
         self.previous = self.progress.sync
 
-    @classmethod
-    def of(cls, incarnation: Incarnation, commit: Commit) -> Result:
-        """The result of the fragment's next sync, computed from the state in memory."""
-        mending = incarnation.damage.mending.get(commit.fragment) == commit.sync
-        done = readable_done(incarnation, commit.sync, commit.fragment) if mending else None
-        return cls(incarnation, commit, incarnation.fragments[commit.fragment], mending, done)
-
-    @classmethod
-    def again(cls, incarnation: Incarnation, commit: Commit, before: Progress) -> Result:
-        """Return the result of an adopted sync, a part of which is made again from ``before``."""
-        done = incarnation.fragments[commit.fragment].done(commit)
-        return cls(incarnation, commit, before, True, done)
-
     @property
     def sync(self) -> int:
         """Number of the sync."""
@@ -86,11 +72,6 @@ class Result:
         """The fragment."""
         return self.progress.job
 
-    @property
-    def layout(self) -> Layout:
-        """Return how the fragment is divided."""
-        return self.progress.job.layout
-
     def key(self, shard: int) -> str:
         """Key of a shard of the result."""
         return self.incarnation.key(self.sync, self.index, shard)
@@ -102,10 +83,6 @@ class Result:
     def metadata(self, shard: int) -> dict[str, str]:
         """The metadata in the header of a shard of the result."""
         return shard_metadata(self.job, self.sync, self.without.get(shard, ""))
-
-    def before(self, shard: int) -> Shard:
-        """A shard of the state from which the result is computed."""
-        return self.incarnation.shard(self.previous, self.index, shard)
 
     def settle(self, shard: int, values: int, rest: int | None) -> None:
         """Note that memory now holds the values of a shard, and that these are its checksums."""
@@ -234,7 +211,8 @@ def check_copy(result: Result, shards: Sequence[int]) -> None:
         CorruptedObjectError: The values of a shard have changed in memory.
     """
     for shard in shards if result.job.coded is not None else ():
-        if result.before(shard).digest() == result.progress.sums[shard]:
+        before = result.incarnation.shard(result.previous, result.index, shard)
+        if before.digest() == result.progress.sums[shard]:
             continue
         error = CorruptedObjectError(
             f"the global copy of shard {shard} of fragment {result.job.name} has changed in memory "

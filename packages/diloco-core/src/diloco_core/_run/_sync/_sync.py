@@ -52,9 +52,9 @@ class StoreSync:
         self,
         incarnation: Incarnation,
         job: ResumableJob,
-        patience: float | None = None,
-        hurried: Callable[[], bool] = bool,
-        window: float = 0.0,
+        patience: float | None,
+        hurried: Callable[[], bool],
+        window: float,
     ) -> None:
         self._incarnation = incarnation
         self._window = window
@@ -73,7 +73,7 @@ class StoreSync:
         self._round = _round(incarnation, may_leave=patience is not None)
         self._folder = rounds.Folder({}, {}, ())
         self._decided: Commit | None = None
-        self._seen: float | None = None  # when that was read, by the incarnation's clock
+        self._seen = 0.0  # when that was read, by the incarnation's clock
         self._contributing = 0.0
 
     def contribute(self) -> None:
@@ -91,7 +91,7 @@ class StoreSync:
         start = incarnation.timing.clock()
         if not incarnation.fixed or incarnation.standing.is_new:
             # Later in a fixed run, nothing is decided before this incarnation has contributed.
-            self._note(commit_mended(incarnation, self._sync))
+            self._look_for_record()
         steps = self._job.contribution.steps
         if incarnation.fixed and steps is None:
             # All ranks are in every sync, also those that have taken no step since the last one.
@@ -113,10 +113,9 @@ class StoreSync:
         That stands for the rank, and nothing is sent.
         """
         incarnation = self._incarnation
-        looks = incarnation.fixed and incarnation.standing.is_new
-        return looks and incarnation.rank in self._round.valid(
-            incarnation.store.list(deltas(self._sync))
-        )
+        if not incarnation.fixed or not incarnation.standing.is_new:
+            return False
+        return incarnation.rank in self._round.valid(incarnation.store.list(deltas(self._sync)))
 
     def finish(self) -> SyncReport:
         """The second half.
@@ -132,28 +131,21 @@ class StoreSync:
         commit = self._decided or self._wait()
         if commit is None:
             incarnation.handover.open = self._own_delta
-            return report(
-                incarnation, self._job, None, "none" if self._own_delta is None else "open"
-            )
+            became = "none" if self._own_delta is None else "open"
+            return report(incarnation, self._job, None, became)
         if incarnation.fixed:
             check_not_later(incarnation, commit)
         self._check(commit)
         say_who_is_missing(incarnation, commit)
-        became = rounds.fate(
-            commit,
-            incarnation.rank,
-            self._own_delta,
-            learned=self._job.contribution.steps is not None
-            or (incarnation.fixed and self._own_delta is not None),
-            late=incarnation.settings.late,
-        )
+        own, late = self._own_delta, incarnation.settings.late
+        has_learned = self._job.contribution.steps is not None or (incarnation.fixed and bool(own))
+        became = rounds.fate(commit, incarnation.rank, own, learned=has_learned, late=late)
         learned = self._job.progress() if became == "carried" else []
         say_what_is_lost(incarnation, commit, became, self._left_open, self._job.contribution.steps)
         local = became == "counted" and self._left_open is None
         designated = commit.members[commit.sync % len(commit.members)].rank == incarnation.rank
-        if (
-            incarnation.deletes_own
-        ):  # the record of this sync shows that the state before it is complete
+        if incarnation.deletes_own:
+            # The record of this sync shows that the state before it is complete.
             collect(incarnation, {incarnation.rank, None} if designated else {incarnation.rank})
         Adoption(incarnation, commit, local=local).run()
         if incarnation.fixed:
@@ -168,11 +160,11 @@ class StoreSync:
             collect(incarnation)
         return report(incarnation, self._job, commit, became, since=start)
 
-    def _note(self, decided: Commit | None) -> None:
-        """Note that the record of the sync was read, or that it is not there yet."""
-        if decided is not None and self._seen is None:
-            self._seen = self._incarnation.timing.clock()
-        self._decided = decided
+    def _look_for_record(self) -> bool:
+        """Read the record of the sync. Returns whether it is there."""
+        self._decided = commit_mended(self._incarnation, self._sync)
+        self._seen = self._incarnation.timing.clock()
+        return self._decided is not None
 
     def after_reloading(self) -> SyncReport:
         """The report of the sync if this incarnation had to start again from the published state.
@@ -202,7 +194,9 @@ class StoreSync:
 
     def _contribute(self, start: int, stop: int) -> None:
         incarnation, progress = self._incarnation, self._progress
-        groups = carried_groups(self._job)
+        groups, proposal = carried_groups(self._job), self._job.contribution.proposal
+        # Only rank 0 of a fixed run names rates, and only if they are functions of the sync.
+        names_rates = incarnation.fixed and incarnation.rank == 0 and proposal.of_sync
         delta = Delta(
             self._sync,
             incarnation.rank,
@@ -213,31 +207,20 @@ class StoreSync:
             self._round.schema,
             groups,
             self._job.contribution.tokens,
-            self._named_rate(),
+            digits(proposal.standing.values) if names_rates else "",
         )
-        if not self._round.valid(
-            {delta.key: incarnation.format(self._index).size(groups, incarnation.rank) or 0}
-        ):
+        form = incarnation.format(self._index)
+        if not self._round.valid({delta.key: form.size(groups, incarnation.rank) or 0}):
             raise SyncError(
                 f"rank {incarnation.rank} would contribute its inner steps {start} to {stop} to "
-                f"sync {self._sync}, but the run has already counted its steps up to "
-                f"{progress.positions.get(incarnation.rank, 0)}. Contributions must continue from "
-                "the counted steps, which restore() returned."
+                f"sync {self._sync}, but must continue from those that the run has counted, up to "
+                f"{progress.positions.get(incarnation.rank, 0)}, which restore() returned."
             )
         measure_norms(self._job, incarnation.rank, incarnation.scratch)
-        self._ask(self._job.contribution.proposal.wish)
-        parts = partial(incarnation.format(self._index).parts, delta, incarnation.scratch)
+        self._ask(proposal.wish)
+        parts = partial(form.parts, delta, incarnation.scratch)
         incarnation.traffic.count_sent(incarnation.store.put(delta.key, parts))
         self._own_delta, self._parts = delta, parts
-
-    def _named_rate(self) -> str:
-        """Return the digits of the learning rates that this contribution names.
-
-        Only rank 0 of a fixed run names any, and only if they are functions of the sync.
-        """
-        proposal = self._job.contribution.proposal
-        names = self._incarnation.fixed and self._incarnation.rank == 0 and proposal.of_sync
-        return digits(proposal.standing.values) if names else ""
 
     def _standing(self, members: Sequence[Delta]) -> Rate:
         """The learning rate that the sync takes if no replica asks for another one."""
@@ -254,12 +237,8 @@ class StoreSync:
         """
         incarnation = self._incarnation
         if wish:
-            rate = Rate(
-                tuple(wish),
-                incarnation.standing.rate.number + 1,
-                incarnation.rank,
-                incarnation.epoch,
-            )
+            number = incarnation.standing.rate.number + 1
+            rate = Rate(tuple(wish), number, incarnation.rank, incarnation.epoch)
             incarnation.store.put(Wish(self._sync, rate, self._round.schema).key, lambda: [b"\n"])
 
     def _wait(self) -> Commit | None:
@@ -268,7 +247,10 @@ class StoreSync:
         Returns None if this incarnation continues without the sync.
         """
         incarnation = self._incarnation
-        early = self._early()
+        early = 0.0
+        if self._window:  # the others contribute only at its end
+            ends = incarnation.standing.seen + self._window
+            early = max(0.0, ends - incarnation.timing.clock())
         deadline = early + incarnation.settings.grace
         if self._patience is not None:
             self._patience += early
@@ -291,9 +273,7 @@ class StoreSync:
                 return None
             if moment is not None:
                 wait.sleep(moment)
-            commit = commit_mended(incarnation, self._sync)
-            if commit is not None:
-                self._note(commit)
+            if self._look_for_record():
                 break
             moment = wait.moment()
             folder, expired = self._look() if moment.look else None, moment.expired
@@ -306,17 +286,7 @@ class StoreSync:
             overdue = moment.elapsed >= deadline and not incarnation.fixed
             decision = rounds.on_look(self._round, folder, overdue=overdue, expired=expired)
         incarnation.traffic.waited += wait.elapsed()
-        return commit
-
-    def _early(self) -> float:
-        """Return how many seconds before the end of its window this incarnation waits for others.
-
-        They contribute only then.
-        """
-        incarnation = self._incarnation
-        if not self._window:
-            return 0.0
-        return max(0.0, incarnation.standing.seen + self._window - incarnation.timing.clock())
+        return self._decided
 
     def _leaves(self, decision: rounds.Decision) -> bool:
         """Do what is decided. Returns whether this incarnation continues without the sync."""
@@ -354,12 +324,8 @@ class StoreSync:
         This is for fixed runs, where no rank goes on without it.
         """
         incarnation, delta, parts = self._incarnation, self._own_delta, self._parts
-        if (
-            not incarnation.fixed
-            or delta is None
-            or parts is None
-            or incarnation.rank in self._folder.chosen
-        ):
+        arrived = incarnation.rank in self._folder.chosen
+        if not incarnation.fixed or delta is None or parts is None or arrived:
             return
         incarnation.say.error(LOST, f"{incarnation.origin(delta.key)} is gone or cut short")
         incarnation.store.put(delta.key, parts)
@@ -388,9 +354,7 @@ class StoreSync:
 
     def _help(self, listing: Iterable[str]) -> None:
         """Help incarnations that cannot read something which this incarnation may know."""
-        hints = {
-            hint for hint in map(Hint.parse, listing) if hint is not None and hint.event == "repair"
-        }
+        hints = {hint for hint in map(Hint.parse, listing) if hint and hint.event == "repair"}
         if self._incarnation.damage.is_asked(hints):
             answer(self._incarnation)
             mend_initial(self._incarnation)
@@ -404,9 +368,8 @@ class StoreSync:
             CorruptedObjectError: The records in the store do not follow each other.
             ReloadError: It does not, because this incarnation's state is not the run's.
         """
-        match rounds.on_record(
-            self._round, commit, follows=self._incarnation.standing.follows(commit)
-        ):
+        follows = self._incarnation.standing.follows(commit)
+        match rounds.on_record(self._round, commit, follows=follows):
             case rounds.Differ(theirs):
                 raise self._differs(theirs)
             case rounds.NotNext():

@@ -8,17 +8,15 @@ from typing import TypeVar
 
 import torch
 
-from .._arithmetic._clip import Clipping
-from .._arithmetic._layout import Piece
-from .._arithmetic._reduction import blocks
-from .._arithmetic._sharded import Source, as_sent, carries, with_unchanged, without_progress
-from .._arithmetic._sync_job import SyncJob
-from .._store._api import Closing
-from .._store._patient import Patient
-from .._store._reread import read_again
-from .._timing import Timing
-from ._delta import DeltaFormat, Named
-from ._delta_reader import DeltaReader, once
+from ..._arithmetic._clip import Clipping
+from ..._arithmetic._layout import Piece
+from ..._arithmetic._reduction import blocks
+from ..._arithmetic._sharded import Source, as_sent, carries, with_unchanged, without_progress
+from ..._store._api import Closing, block_bytes_of
+from ..._wire._delta_reader import DeltaReader, once
+from .._incarnation._incarnation import Incarnation
+from .._records._keys import Delta
+from .._records._records import Commit
 
 T = TypeVar("T")
 
@@ -27,20 +25,14 @@ class Inputs(Closing):
     """Contributions to some shards. Not thread-safe.
 
     Args:
-        job: The sync.
-        format: The format of contributions to it.
-        store: Where they are.
-        timing: Its ``sleep`` is used before anything is read again.
-        members: The contributions, in the order in which they are added up.
-        own: The one that is taken from memory; None if there is none.
+        incarnation: The incarnation that reads them.
+        commit: The record that names them, in the order in which they are added up.
         batches: The shards, in the order in which they are updated; those of a batch together.
-        chunk_bytes: Bytes handled at once.
-        block_bytes: How many bytes are read from one contribution before the next one is read.
-        received: Called with the number of bytes of values whenever some were read.
+        local: Whether this incarnation's own contribution is taken from memory.
 
     Attributes:
         sources: For every member, a source that gives its contribution chunk by chunk.
-        block_bytes: As given.
+        block_bytes: How many bytes are read from one contribution before the next one is read.
         clipping: How contributions are clipped, or None. The sources are clipped already.
 
     Raises:
@@ -51,57 +43,53 @@ class Inputs(Closing):
 
     def __init__(
         self,
-        job: SyncJob,
-        format: DeltaFormat,  # noqa: A002 - the name that it has everywhere
-        store: Patient,
-        timing: Timing,
-        members: Sequence[Named],
-        own: Named | None,
+        incarnation: Incarnation,
+        commit: Commit,
         batches: Sequence[Sequence[int]],
         *,
-        chunk_bytes: int,
-        block_bytes: int,
-        received: Callable[[int], object],
+        local: bool,
     ) -> None:
-        self._job = job
-        self._format = format
-        self._received = received
-        self._readers: list[tuple[Named, DeltaReader]] = []
-        self.block_bytes = block_bytes
+        store = incarnation.store
+        self._incarnation = incarnation
+        self._job = job = incarnation.fragments[commit.fragment].job
+        self._format = form = incarnation.format(commit.fragment)
+        self._readers: list[tuple[Delta, DeltaReader]] = []
+        self.block_bytes = block_bytes_of(store.store) // (2 if incarnation.gather else 1)
         self.clipping: Clipping | None = None
         self.sources: list[Source] = []
         shards = [shard for batch in batches for shard in batch]
 
         def again(read: Callable[[], T]) -> T:
-            return read_again(timing, lambda: store.attempt(read))
+            return incarnation.again(lambda: store.attempt(read))
 
+        in_memory = (incarnation.rank, incarnation.epoch) if local else None
         norms: list[Callable[[], Sequence[float]]] = []
         try:
-            for member in members:
-                if member is own:
+            for member in commit.members:
+                if (member.rank, member.epoch) == in_memory:
                     self.sources.append(as_sent(job))
                     norms.append(lambda: job.contribution.norms)
                     continue
-                left_out = not set(shards).isdisjoint(format.omit(member.rank))
-                reader = format.reader(
+                left_out = not set(shards).isdisjoint(form.omit(member.rank))
+                reader = form.reader(
                     member,
                     () if left_out else shards,
                     f"{store.uri}/{member.key}",
                     partial(store.store.open, member.key),
-                    again if format.verify_first else once,
+                    again if form.verify_first else once,
                 )
                 self._readers.append((member, reader))
                 reader.open()
                 norms.append(reader.norms)
-                groups = format.sent(member.groups, member.rank)
+                groups = form.sent(member.groups, member.rank)
                 source = with_unchanged(job, groups, self._source(reader))
                 # What a member has left out is lost with its memory, and counts as nothing learned.
                 self.sources.append(without_progress(job) if left_out else source)
             if not store.near:
-                self._announce(batches, chunk_bytes)
+                self._announce(batches)
             if job.terms.clip:
                 self.clipping = Clipping(job, [read() for read in norms])
-                self.sources = [*map(self.clipping.clipped, range(len(members)), self.sources)]
+                self.sources = [*map(self.clipping.clipped, range(len(norms)), self.sources)]
         except BaseException:
             self.close()
             raise
@@ -121,11 +109,12 @@ class Inputs(Closing):
         for _, reader in self._readers:
             reader.close()
 
-    def _announce(self, batches: Iterable[Sequence[int]], chunk_bytes: int) -> None:
+    def _announce(self, batches: Iterable[Sequence[int]]) -> None:
         for _, reader in self._readers:
             reader.announce_norms()
         for batch in batches:
-            for block in blocks(self._job.layout, batch, chunk_bytes, self.block_bytes):
+            size = self._incarnation.chunk_bytes
+            for block in blocks(self._job.layout, batch, size, self.block_bytes):
                 sizes: dict[int, dict[int, int]] = {}  # by the groups that are in a contribution
                 for member, reader in self._readers:
                     if not set(batch).isdisjoint(self._format.omit(member.rank)):
@@ -138,7 +127,8 @@ class Inputs(Closing):
     def _source(self, reader: DeltaReader) -> Source:
         def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:
             reader.read(out)
-            self._received(self._job.layout.sent_bytes(piece, self._job.terms.codec))
+            size = self._job.layout.sent_bytes(piece, self._job.terms.codec)
+            self._incarnation.traffic.received += size
             return out
 
         return read
