@@ -90,10 +90,15 @@ def keys_of(keys, kind, **wanted):
     return sorted(filter(of(kind, **wanted), keys))
 
 
+def begun(keys):
+    """The folders of the generations that have a manifest or its copy, the newest first."""
+    manifests = [key for key in keys if _BEGUN.fullmatch(key)]
+    return sorted({key[: key.rindex("/") + 1] for key in manifests}, reverse=True)
+
+
 def newest(keys):
     """Return the keys in the newest generation, which are all keys where the store can decide."""
-    manifests = [key for key in keys if _BEGUN.fullmatch(key)]
-    folder = max((key[: key.rindex("/") + 1] for key in manifests), default="")
+    folder = next(iter(begun(keys)), "")
     return [key for key in keys if key.startswith(folder)]
 
 

@@ -318,7 +318,7 @@ def read_manifest(store: Patient) -> Manifest | None:
         FormatError: Another version has written it.
     """
     try:
-        return read_again(store.timing, lambda: stored_manifest(store))
+        return stored_manifest(store)
     except CorruptedObjectError as error:
         raise _unreadable(error) from error
 
@@ -332,14 +332,14 @@ def _read_or_restore(store: Patient) -> Manifest | None:
     """
     damage: CorruptedObjectError | None = None
     try:
-        manifest = read_again(store.timing, lambda: stored_manifest(store))
+        manifest = stored_manifest(store)
         if manifest is not None:
             return manifest
     except CorruptedObjectError as error:
         damage = error
     key = copy_key(MANIFEST)
     try:
-        copy = read_again(store.timing, lambda: stored_manifest(store, key))
+        copy = stored_manifest(store, key)
     except CorruptedObjectError:
         copy = None
     if damage is not None and copy is None:
@@ -376,9 +376,16 @@ def _unreadable(damage: CorruptedObjectError) -> CorruptedObjectError:
 
 
 def stored_manifest(store: Patient, key: str = MANIFEST) -> Manifest | None:
-    """The manifest under its key, or under that of its copy, read once; None if there is none."""
-    data = store.get(key)
-    return None if data is None else Manifest.from_json(data, f"{store.uri}/{key}")
+    """The manifest under its key, or under that of its copy; None if there is none.
+
+    Raises as :func:`read_manifest` does.
+    """
+
+    def read() -> Manifest | None:
+        data = store.get(key)
+        return None if data is None else Manifest.from_json(data, f"{store.uri}/{key}")
+
+    return read_again(store.timing, read)
 
 
 def _remains(store: Patient) -> list[str]:

@@ -59,9 +59,8 @@ def newest_state(incarnation: Incarnation, *, may_go_back: bool) -> int | None:
         CorruptedObjectError: The newest state is incomplete; the error names an object.
     """
     first = incarnation.manifest.first
-    published = incarnation.store.list("state/")
-    done = done_states(published, len(incarnation.fragments))
-    listing = published | incarnation.store.list("initial/")
+    done = done_states(incarnation.store.list("state/"), len(incarnation.fragments))
+    listing = incarnation.store.list("state/") | incarnation.store.list("initial/")
     numbers = sorted({first}.union(*done), reverse=True)
     for sync in numbers:
         lasts = _lasts(incarnation, sync)

@@ -15,7 +15,7 @@ from ..._exchange._endings import named_ranks
 from ..._exchange._resumable import ResumableJob
 from ..._store._api import Below
 from ..._store._patient import Patient
-from ..._store._reread import copy_key, read_again, read_or_copy
+from ..._store._reread import copy_key, read_or_copy
 from .._compare import check_same_run
 from .._incarnation._incarnation import Incarnation
 from .._policy._ends import nothing_to_resume
@@ -176,7 +176,8 @@ class Entrance:
         damage: CorruptedObjectError | None = None
         for source in self._begun:
             try:
-                manifest = read_or_copy(partial(self._stored, source), MANIFEST, self._store.uri)
+                stored = partial(stored_manifest, self._generation(source))
+                manifest = read_or_copy(stored, MANIFEST, self._store.uri)
             except CorruptedObjectError as error:
                 damage = damage or error
             else:
@@ -184,11 +185,6 @@ class Entrance:
                     return manifest
         raise damage or CorruptedObjectError(
             f"the manifest of the run at {self._store.uri} is gone"
-        )
-
-    def _stored(self, source: str, key: str) -> Manifest | None:
-        return read_again(
-            self._store.timing, partial(stored_manifest, self._generation(source), key)
         )
 
     def _generation(self, source: str) -> Patient:

@@ -23,7 +23,7 @@ from .._round._reload import ReloadError, Why
 from .._round._shares import Shares
 from .._states._publish import publish_previous, write_done
 from ._compute import Computation
-from ._result import Result, adopt_listed, listed
+from ._result import Result, adopt_published
 
 
 class Adoption:
@@ -112,7 +112,7 @@ class Adoption:
             elapsed = wait.elapsed() if wait else 0.0
             incarnation.handover.absent |= shares.late_owners(missing, elapsed)
             # First the published shards, then the late ones.
-            arrived = adopt_listed(self._result, listed(self._result, missing))
+            arrived = adopt_published(self._result, missing)
             missing = [shard for shard in missing if shard not in arrived]
             if self._unreadable is None:
                 arrived += self._stand_in(shares.late(missing, elapsed))

@@ -94,28 +94,22 @@ class Result:
         self.progress.rests[shard] = rest
 
 
-def listed(result: Result, shards: Iterable[int]) -> dict[int, int]:
-    """Those of the shards that are published by now, with the sizes of their files."""
-    listing = result.incarnation.store.list(f"state/{result.sync:08}/")
-    keys = {result.key(shard): shard for shard in shards}
-    return {shard: listing[key] for key, shard in keys.items() if key in listing}
-
-
-def adopt_listed(result: Result, listing: dict[int, int]) -> list[int]:
-    """Adopt shards that :func:`listed` returned, as :func:`adopt` does.
+def adopt_published(result: Result, shards: Iterable[int]) -> list[int]:
+    """Adopt those of the shards that are published by now, as :func:`adopt` does.
 
     Returns those that could be read.
     """
     incarnation = result.incarnation
-    sizes = {result.key(shard): size for shard, size in listing.items()}
-    numbers = dict(zip(sizes, listing, strict=True))
+    listing = incarnation.store.list(f"state/{result.sync:08}/")
+    numbers = {result.key(shard): shard for shard in shards}
+    sizes = {key: listing[key] for key in numbers if key in listing}
 
     def announce(key: str, reader: ObjectReader) -> None:
         result.shard(numbers[key]).announce(reader, incarnation.origin(key))
 
     with open_ahead(incarnation.store.store, sizes, announce) as readers:
-        opened = zip(listing, readers, strict=True)
-        return [shard for shard, reader in opened if adopt(result, shard, reader)]
+        opened = zip(sizes, readers, strict=True)
+        return [numbers[key] for key, reader in opened if adopt(result, numbers[key], reader)]
 
 
 def adopt(result: Result, shard: int, opened: ObjectReader | None = None) -> bool:
