@@ -8,8 +8,6 @@ from .._model._refused import RefusedError
 from ._paging import page
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from .._training._region import Region
 
 Json = dict[str, Any]
@@ -17,20 +15,13 @@ Json = dict[str, Any]
 _USES = ("training job usage", "spot training job usage")
 
 
-class Account:
-    """The operations of Service Quotas and of ECR; called under the region's lock.
-
-    Attributes:
-        quotas: the operations of Service Quotas by name.
-        registry: the operations of ECR by name.
-    """
+class Quotas:
+    """The operations of Service Quotas; called under the region's lock."""
 
     def __init__(self, region: Region) -> None:
         self._region = region
-        self.quotas: Mapping[str, Callable[[Json], Json]] = {"ListServiceQuotas": self._list}
-        self.registry: Mapping[str, Callable[[Json], Json]] = {"DescribeImages": self._describe}
 
-    def _list(self, request: Json) -> Json:
+    def _serve_list_service_quotas(self, request: Json) -> Json:
         quotas = self._region.habits.quotas
         entries = [
             {"ServiceCode": "sagemaker", "QuotaName": f"{kind} for {use}", "Value": float(most)}
@@ -41,7 +32,14 @@ class Account:
         part, token = page(entries, request.get("MaxResults", 100), request.get("NextToken"))
         return {"Quotas": part} | ({} if token is None else {"NextToken": token})
 
-    def _describe(self, request: Json) -> Json:
+
+class Registry:
+    """The operations of ECR; called under the region's lock."""
+
+    def __init__(self, region: Region) -> None:
+        self._region = region
+
+    def _serve_describe_images(self, request: Json) -> Json:
         repository, images = request["repositoryName"], []
         for wanted in request.get("imageIds") or []:
             name = wanted.get("imageTag") or wanted.get("imageDigest")

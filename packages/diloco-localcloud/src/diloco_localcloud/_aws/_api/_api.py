@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..._server._faults import Call, Calls, Faults, before
 from ..._server._http import CutError, Request, Response
+from ..._server._operations import operations
 from ..._server._rates import Rates
 from .._model import _check
 from .._model._refused import RefusedError, throttled
 from .._model._service import load
 from . import _s3, _xml
-from ._account import Account
+from ._account import Quotas, Registry
 from ._faults import REFUSALS, forbidden
 from ._logs import CloudWatchLogs
 from ._sagemaker import SageMaker
@@ -73,12 +74,11 @@ class Api:
         self.faults = Faults()
         self.calls = Calls()
         self._rates = Rates(region.timeline, region.habits.rates)
-        account = Account(region)
         self._services: Mapping[str, Mapping[str, Callable[[Json], Json]]] = {
-            "ecr": account.registry,
-            "logs": CloudWatchLogs(region).operations,
-            "sagemaker": SageMaker(region).operations,
-            "service-quotas": account.quotas,
+            "ecr": operations(Registry(region)),
+            "logs": operations(CloudWatchLogs(region)),
+            "sagemaker": operations(SageMaker(region)),
+            "service-quotas": operations(Quotas(region)),
         }
         self.s3 = _s3.S3()
 

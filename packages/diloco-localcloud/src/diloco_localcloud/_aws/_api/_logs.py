@@ -9,8 +9,6 @@ from .._training._logs import GROUP
 from ._paging import page
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from .._training._logs import Stream
     from .._training._region import Region
 
@@ -23,22 +21,12 @@ _EVENT_BYTES = 26
 
 
 class CloudWatchLogs:
-    """Answers requests that keep to the service model; called under the region's lock.
-
-    Attributes:
-        operations: the operations by name.
-    """
+    """Answers requests that keep to the service model; called under the region's lock."""
 
     def __init__(self, region: Region) -> None:
         self._region = region
-        self.operations: Mapping[str, Callable[[Json], Json]] = {
-            "DeleteLogStream": self._delete,
-            "DescribeLogStreams": self._describe,
-            "FilterLogEvents": self._filter,
-            "GetLogEvents": self._get,
-        }
 
-    def _describe(self, request: Json) -> Json:
+    def _serve_describe_log_streams(self, request: Json) -> Json:
         streams = self._group(request)
         prefix = request.get("logStreamNamePrefix")
         by_time = request.get("orderBy") == "LastEventTime"
@@ -55,7 +43,7 @@ class CloudWatchLogs:
         descriptions = [self._told(name, streams[name]) for name in part]
         return {"logStreams": descriptions} | ({} if token is None else {"nextToken": token})
 
-    def _get(self, request: Json) -> Json:
+    def _serve_get_log_events(self, request: Json) -> Json:
         stream = self._stream(request)
         events = [event for event in stream.events if _in_time(event[0], request)]
         size, token = request.get("limit", 10000), request.get("nextToken")
@@ -83,7 +71,7 @@ class CloudWatchLogs:
             "nextBackwardToken": f"b/{begin}{on_backward}",
         }
 
-    def _filter(self, request: Json) -> Json:
+    def _serve_filter_log_events(self, request: Json) -> Json:
         streams = self._group(request)
         names, prefix = request.get("logStreamNames"), request.get("logStreamNamePrefix", "")
         words = request.get("filterPattern", "").replace('"', " ").split()
@@ -109,7 +97,7 @@ class CloudWatchLogs:
         ]
         return {"events": items} | ({} if token is None else {"nextToken": token})
 
-    def _delete(self, request: Json) -> Json:
+    def _serve_delete_log_stream(self, request: Json) -> Json:
         self._stream(request)
         del self._region.logs.streams[request["logStreamName"]]
         return {}

@@ -10,8 +10,6 @@ from . import _search
 from ._paging import page, page_behind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from .._training._job import Job
     from .._training._region import Region
 
@@ -19,26 +17,12 @@ Json = dict[str, Any]
 
 
 class SageMaker:
-    """Answers requests that keep to the service model; called under the region's lock.
-
-    Attributes:
-        operations: the operations by name.
-    """
+    """Answers requests that keep to the service model; called under the region's lock."""
 
     def __init__(self, region: Region) -> None:
         self._region = region
-        self.operations: Mapping[str, Callable[[Json], Json]] = {
-            "AddTags": self._add_tags,
-            "CreateTrainingJob": self._create,
-            "DeleteTrainingJob": self._delete,
-            "DescribeTrainingJob": self._describe,
-            "ListTags": self._list_tags,
-            "ListTrainingJobs": self._list,
-            "Search": self._search,
-            "StopTrainingJob": self._stop,
-        }
 
-    def _create(self, request: Json) -> Json:
+    def _serve_create_training_job(self, request: Json) -> Json:
         limits = request.get("StoppingCondition") or {}
         spot, wait = request.get("EnableManagedSpotTraining"), limits.get("MaxWaitTimeInSeconds")
         if wait is not None and not spot:
@@ -52,18 +36,18 @@ class SageMaker:
             )
         return {"TrainingJobArn": self._region.create(request).arn}
 
-    def _describe(self, request: Json) -> Json:
+    def _serve_describe_training_job(self, request: Json) -> Json:
         return self._region.get(request["TrainingJobName"]).description()
 
-    def _stop(self, request: Json) -> Json:
+    def _serve_stop_training_job(self, request: Json) -> Json:
         self._region.stop(self._region.get(request["TrainingJobName"]))
         return {}
 
-    def _delete(self, request: Json) -> Json:
+    def _serve_delete_training_job(self, request: Json) -> Json:
         self._region.delete(self._region.get(request["TrainingJobName"]))
         return {}
 
-    def _list(self, request: Json) -> Json:
+    def _serve_list_training_jobs(self, request: Json) -> Json:
         moment = self._region.timeline.now() - self._region.habits.list_lag
         listed = [job for job in self._told(moment) if _in_list(job, request)]
         by = {"Name": "TrainingJobName", "Status": "TrainingJobStatus"}.get(
@@ -80,7 +64,7 @@ class SageMaker:
         kept = [job for job in part if status in (None, job["TrainingJobStatus"])]
         return {"TrainingJobSummaries": [summary(job) for job in kept], **_next(token)}
 
-    def _search(self, request: Json) -> Json:
+    def _serve_search(self, request: Json) -> Json:
         if request["Resource"] != "TrainingJob":
             raise invalid(
                 f"the stand-in searches only for TrainingJob, not for {request['Resource']}"
@@ -108,12 +92,12 @@ class SageMaker:
                 descriptions.append({**description, "Tags": named} if tags else description)
         return descriptions
 
-    def _add_tags(self, request: Json) -> Json:
+    def _serve_add_tags(self, request: Json) -> Json:
         job = self._of(request["ResourceArn"])
         job.tags.update({tag["Key"]: tag["Value"] for tag in request["Tags"]})
         return {"Tags": _tags(job)}
 
-    def _list_tags(self, request: Json) -> Json:
+    def _serve_list_tags(self, request: Json) -> Json:
         tags = _tags(self._of(request["ResourceArn"]))
         part, token = page(tags, request.get("MaxResults", 50), request.get("NextToken"))
         return {"Tags": part, **_next(token)}

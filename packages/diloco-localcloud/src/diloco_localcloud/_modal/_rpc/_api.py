@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import inspect
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from modal_proto import api_pb2
 
 from ..._server._faults import Call, before
 from ..._server._http import CutError
+from ..._server._operations import operations
 from ..._server._rates import Rates
 from .._workspace._refused import RefusedError
 from ._calls import FunctionCalls
@@ -74,18 +76,17 @@ class Api:
         self._faults = faults
         self._calls = calls
         self._rates = Rates(workspace.timeline, workspace.habits.rates)
-        function_calls, containers = FunctionCalls(workspace, bell), Containers(workspace, bell)
-        logs, dicts = LogReader(workspace, bell), DictOperations(workspace)
-        self._at_once: Mapping[str, Callable[[Any, Context], Any]] = {
-            **Functions(workspace).operations,
-            **function_calls.operations,
-            **containers.operations,
-            **logs.operations,
-            **dicts.operations,
-            **Objects(workspace, blob_url).operations,
-        }
-        self._waiting = {**function_calls.waiting, **containers.waiting}
-        self._streams = {**logs.streams, **dicts.streams}
+        groups = (
+            FunctionCalls(workspace, bell),
+            Containers(workspace, bell),
+            LogReader(workspace, bell),
+            DictOperations(workspace, bell),
+            Functions(workspace, bell),
+            Objects(workspace, bell, blob_url),
+        )
+        self._rpcs: dict[str, Callable[[Any, Context], Any]] = {}
+        for group in groups:
+            self._rpcs |= operations(group)
 
     def __mapping__(self) -> dict[str, Handler]:
         """Return every RPC of the service, as grpclib wants it; unserved ones refuse."""
@@ -144,16 +145,17 @@ class Api:
         with self._workspace.lock:
             if not self._rates.admit(name):
                 raise RefusedError("RESOURCE_EXHAUSTED", "Rate limit exceeded")
-        if name in self._streams:
-            await self._stream(self._streams[name](request, context), stream)
-            return
-        if name in self._waiting:
-            answer = await self._waiting[name](request, context)
-        elif name in self._at_once:
-            with self._workspace.lock:
-                answer = self._at_once[name](request, context)
-        else:
+        rpc = self._rpcs.get(name)
+        if rpc is None:
             raise RefusedError("UNIMPLEMENTED", f"the stand-in does not serve {name}")
+        if inspect.isasyncgenfunction(rpc):
+            await self._stream(rpc(request, context), stream)
+            return
+        if inspect.iscoroutinefunction(rpc):
+            answer = await rpc(request, context)
+        else:
+            with self._workspace.lock:
+                answer = rpc(request, context)
         if fault is not None and fault.kind == "ambiguous":
             raise CutError
         await stream.send_message(Empty() if answer is None else answer)

@@ -9,40 +9,17 @@ from modal_proto import api_pb2
 
 from .._workspace._call import Payload, Result
 from .._workspace._refused import RefusedError
-from ._context import wait
+from ._context import Rpcs, wait
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from .._workspace._call import Call
-    from .._workspace._workspace import Workspace
-    from ._context import Bell, Context
+    from ._context import Context
 
 
-class FunctionCalls:
-    """Operations on the calls of a workspace.
+class FunctionCalls(Rpcs):
+    """Operations on the calls of a workspace."""
 
-    Attributes:
-        operations: by the name of the RPC; called under the lock of the workspace.
-        waiting: by the name of the RPC; coroutines that take the lock themselves.
-    """
-
-    def __init__(self, workspace: Workspace, bell: Bell) -> None:
-        self._workspace = workspace
-        self._bell = bell
-        self.operations: Mapping[str, Callable[[Any, Context], Any]] = {
-            "FunctionCallCancel": self._cancel,
-            "FunctionCallFromId": self._from_id,
-            "FunctionCallGetInfo": self._info,
-            "FunctionGetCallGraph": self._graph,
-            "FunctionMap": self._map,
-            "FunctionPutInputs": self._put,
-        }
-        self.waiting: Mapping[str, Callable[[Any, Context], Any]] = {
-            "FunctionGetOutputs": self._outputs,
-        }
-
-    def _map(self, request: Any, context: Context) -> Any:
+    def _serve_function_map(self, request: Any, context: Context) -> Any:
         function = self._workspace.function(request.function_id)
         if function.app.stopped is not None:
             raise RefusedError("FAILED_PRECONDITION", f"App '{function.app.name}' is stopped")
@@ -58,7 +35,7 @@ class FunctionCalls:
             answer.pipelined_inputs.add(idx=0, input_id=call.input_id, input_jwt=call.input_id)
         return answer
 
-    def _put(self, request: Any, _: Context) -> Any:
+    def _serve_function_put_inputs(self, request: Any, _: Context) -> Any:
         call = self._workspace.calls.by_id(request.function_call_id)
         if len(request.inputs) != 1:
             raise RefusedError("UNIMPLEMENTED", "the stand-in takes one input for each call")
@@ -67,7 +44,7 @@ class FunctionCalls:
         answer.inputs.add(idx=0, input_id=call.input_id, input_jwt=call.input_id)
         return answer
 
-    async def _outputs(self, request: Any, _: Context) -> Any:
+    async def _serve_function_get_outputs(self, request: Any, _: Context) -> Any:
         end = time.monotonic() + request.timeout
         while True:
             event = self._bell.next
@@ -96,7 +73,7 @@ class FunctionCalls:
             )
         return answer
 
-    def _graph(self, request: Any, _: Context) -> Any:
+    def _serve_function_get_call_graph(self, request: Any, _: Context) -> Any:
         call = self._workspace.calls.by_id(request.function_call_id)
         answer = api_pb2.FunctionGetCallGraphResponse()
         life = call.life or (call.lives[-1] if call.lives and call.result is not None else None)
@@ -114,14 +91,14 @@ class FunctionCalls:
         )
         return answer
 
-    def _from_id(self, request: Any, _: Context) -> Any:
+    def _serve_function_call_from_id(self, request: Any, _: Context) -> Any:
         call = self._workspace.calls.by_id(request.function_call_id)
         answer = api_pb2.FunctionCallFromIdResponse(function_call_id=call.call_id, num_inputs=1)
         answer.metadata.app_id = call.function.app.app_id
         answer.metadata.function_id = call.function.function_id
         return answer
 
-    def _info(self, request: Any, _: Context) -> Any:
+    def _serve_function_call_get_info(self, request: Any, _: Context) -> Any:
         call = self._workspace.calls.by_id(request.function_call_id)
         info = api_pb2.FunctionCallInfo(
             function_call_id=call.call_id, created_at=call.created, total_inputs=1
@@ -138,7 +115,7 @@ class FunctionCalls:
             info.scheduled_at = call.lives[0].started
         return api_pb2.FunctionCallGetInfoResponse(info=info)
 
-    def _cancel(self, request: Any, _: Context) -> Any:
+    def _serve_function_call_cancel(self, request: Any, _: Context) -> Any:
         call = self._workspace.calls.by_id(request.function_call_id)
         self._workspace.calls.cancel(call, terminate=request.terminate_containers)
 

@@ -9,53 +9,27 @@ from modal_proto import api_pb2
 
 from .._workspace._call import Payload, Result, Status
 from .._workspace._refused import RefusedError, not_found
-from ._context import wait
+from ._context import Rpcs, wait
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from .._workspace._call import Call, Life
-    from .._workspace._workspace import Workspace
-    from ._context import Bell, Context
+    from ._context import Context
 
 # A heartbeat with no news is answered after this long; the container gives it up after 15 s.
 _HEARTBEAT_SECONDS = 10.0
 
 
-class Containers:
-    """Operations of containers and on them. Each container has one input, and ends with it.
+class Containers(Rpcs):
+    """Operations of containers and on them. Each container has one input, and ends with it."""
 
-    Attributes:
-        operations: by the name of the RPC; called under the lock of the workspace.
-        waiting: by the name of the RPC; coroutines that take the lock themselves.
-    """
-
-    def __init__(self, workspace: Workspace, bell: Bell) -> None:
-        self._workspace = workspace
-        self._bell = bell
-        self.operations: Mapping[str, Callable[[Any, Context], Any]] = {
-            "ContainerHello": self._hello,
-            "ContainerStop": self._stop,
-            "FunctionGetInputs": self._inputs,
-            "FunctionGetSerialized": self._serialized,
-            "FunctionPutOutputs": self._outputs,
-            "TaskGetInfo": self._info,
-            "TaskList": self._list,
-            "TaskResult": self._broken,
-            "VolumeCommit": self._commit,
-        }
-        self.waiting: Mapping[str, Callable[[Any, Context], Any]] = {
-            "ContainerHeartbeat": self._heartbeat,
-        }
-
-    def _hello(self, _: Any, context: Context) -> None:
+    def _serve_container_hello(self, _: Any, context: Context) -> None:
         self._life(context)
 
-    def _commit(self, _: Any, context: Context) -> Any:
+    def _serve_volume_commit(self, _: Any, context: Context) -> Any:
         self._life(context)
         return api_pb2.VolumeCommitResponse()
 
-    async def _heartbeat(self, _: Any, context: Context) -> Any:
+    async def _serve_container_heartbeat(self, _: Any, context: Context) -> Any:
         end = time.monotonic() + _HEARTBEAT_SECONDS
         while True:
             event = self._bell.next
@@ -69,7 +43,7 @@ class Containers:
             if left <= 0 or not await wait(event, left):
                 return api_pb2.ContainerHeartbeatResponse()
 
-    def _inputs(self, _: Any, context: Context) -> Any:
+    def _serve_function_get_inputs(self, _: Any, context: Context) -> Any:
         call, life = self._life(context)
         answer = api_pb2.FunctionGetInputsResponse()
         # One input for each container, whatever the definition says: then a container that has to
@@ -92,20 +66,20 @@ class Containers:
         )
         return answer
 
-    def _serialized(self, _: Any, context: Context) -> Any:
+    def _serve_function_get_serialized(self, _: Any, context: Context) -> Any:
         function = definition(self._life(context)[0])
         return api_pb2.FunctionGetSerializedResponse(
             function_serialized=function.function_serialized,
             class_serialized=function.class_serialized,
         )
 
-    def _outputs(self, request: Any, context: Context) -> None:
+    def _serve_function_put_outputs(self, request: Any, context: Context) -> None:
         call, _ = self._life(context)
         for item in request.outputs:
             if item.input_id == call.input_id:
                 self._workspace.calls.finish(call, _read(item.result, item.data_format))
 
-    def _broken(self, request: Any, context: Context) -> None:
+    def _serve_task_result(self, request: Any, context: Context) -> None:
         """Fail the call of a container that could not import its function."""
         call, _ = self._life(context)
         data = _read(request.result, 0)
@@ -115,7 +89,7 @@ class Containers:
     # -- by clients
     # ----------------------------------------------------------------------------------------------
 
-    def _list(self, request: Any, _: Context) -> Any:
+    def _serve_task_list(self, request: Any, _: Context) -> Any:
         answer = api_pb2.TaskListResponse()
         for call in self._workspace.calls.all():
             app = call.function.app
@@ -133,7 +107,7 @@ class Containers:
                 )
         return answer
 
-    def _info(self, request: Any, _: Context) -> Any:
+    def _serve_task_get_info(self, request: Any, _: Context) -> Any:
         for call in self._workspace.calls.all():
             for life in call.lives:
                 if life.task_id == request.task_id:
@@ -143,7 +117,7 @@ class Containers:
                     return answer
         raise not_found(f"Task with ID '{request.task_id}' not found")
 
-    def _stop(self, request: Any, _: Context) -> Any:
+    def _serve_container_stop(self, request: Any, _: Context) -> Any:
         """Take a container away; its input is given to another one."""
         call_and_life = self._workspace.calls.by_task(request.task_id)
         if call_and_life is None:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .._workspace._workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,18 @@ class Bell:
     def _ring(self) -> None:
         rung, self._event = self._event, asyncio.Event()
         rung.set()
+
+
+class Rpcs:
+    """RPCs of one kind, each with a method: ``_serve_function_map`` serves ``FunctionMap``.
+
+    A method is called under the lock of the workspace; a coroutine or an async generator, whose
+    items are sent one by one, takes it itself.
+    """
+
+    def __init__(self, workspace: Workspace, bell: Bell) -> None:
+        self._workspace = workspace
+        self._bell = bell
 
 
 async def wait(event: asyncio.Event, seconds: float) -> bool:

@@ -7,45 +7,28 @@ from typing import TYPE_CHECKING, Any
 from modal_proto import api_pb2
 
 from .._workspace._refused import RefusedError, not_found
+from ._context import Rpcs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator
 
     from .._workspace._dicts import Dict
     from .._workspace._workspace import Workspace
-    from ._context import Context
+    from ._context import Bell, Context
 
 
-class DictOperations:
+class DictOperations(Rpcs):
     """Operations on the Dicts of a workspace.
 
     A repeated write is done twice, whatever its idempotency key: it is not known what Modal does
     then, and a client has to cope with it.
-
-    Attributes:
-        operations: by the name of the RPC; called under the lock of the workspace.
-        streams: by the name of the RPC; iterators that take the lock themselves.
     """
 
-    def __init__(self, workspace: Workspace) -> None:
-        self._workspace = workspace
+    def __init__(self, workspace: Workspace, bell: Bell) -> None:
+        super().__init__(workspace, bell)
         self._dicts = workspace.dicts
-        self.operations: Mapping[str, Callable[[Any, Context], Any]] = {
-            "DictClear": self._clear,
-            "DictContains": self._contains,
-            "DictDelete": self._delete,
-            "DictGet": self._get,
-            "DictGetById": self._get_by_id,
-            "DictGetOrCreate": self._get_or_create,
-            "DictHeartbeat": self._heartbeat,
-            "DictLen": self._len,
-            "DictList": self._list,
-            "DictPop": self._pop,
-            "DictUpdate": self._update,
-        }
-        self.streams: Mapping[str, Callable[[Any, Context], Any]] = {"DictContents": self._contents}
 
-    def _get_or_create(self, request: Any, _: Context) -> Any:
+    def _serve_dict_get_or_create(self, request: Any, _: Context) -> Any:
         environment = self._workspace.environment(request.environment_name)
         kind, name = request.object_creation_type, request.deployment_name
         item = self._dicts.named(environment, name)
@@ -58,14 +41,14 @@ class DictOperations:
             raise not_found(f"Dict '{name}' not found in environment '{environment}'")
         return api_pb2.DictGetOrCreateResponse(dict_id=item.dict_id, metadata=self._metadata(item))
 
-    def _get_by_id(self, request: Any, _: Context) -> Any:
+    def _serve_dict_get_by_id(self, request: Any, _: Context) -> Any:
         item = self._dicts.by_id(request.dict_id)
         return api_pb2.DictGetByIdResponse(dict_id=item.dict_id, metadata=self._metadata(item))
 
-    def _heartbeat(self, request: Any, _: Context) -> Any:
+    def _serve_dict_heartbeat(self, request: Any, _: Context) -> Any:
         self._dicts.by_id(request.dict_id)
 
-    def _list(self, request: Any, _: Context) -> Any:
+    def _serve_dict_list(self, request: Any, _: Context) -> Any:
         environment = self._workspace.environment(request.environment_name)
         dicts = self._dicts.listed(environment, request.pagination.created_before)
         most = request.pagination.max_objects or 100
@@ -79,10 +62,10 @@ class DictOperations:
             )
         return answer
 
-    def _delete(self, request: Any, _: Context) -> Any:
+    def _serve_dict_delete(self, request: Any, _: Context) -> Any:
         self._dicts.delete(request.dict_id)
 
-    def _update(self, request: Any, _: Context) -> Any:
+    def _serve_dict_update(self, request: Any, _: Context) -> Any:
         if request.if_not_exists and len(request.updates) != 1:
             raise RefusedError("INVALID_ARGUMENT", "if_not_exists is for one entry at a time")
         written = [
@@ -94,25 +77,25 @@ class DictOperations:
         self._workspace.changed()
         return api_pb2.DictUpdateResponse(created=all(written))
 
-    def _get(self, request: Any, _: Context) -> Any:
+    def _serve_dict_get(self, request: Any, _: Context) -> Any:
         value = self._dicts.get(request.dict_id, request.key)
         return api_pb2.DictGetResponse(found=value is not None, value=value)
 
-    def _pop(self, request: Any, _: Context) -> Any:
+    def _serve_dict_pop(self, request: Any, _: Context) -> Any:
         value = self._dicts.pop(request.dict_id, request.key)
         return api_pb2.DictPopResponse(found=value is not None, value=value)
 
-    def _contains(self, request: Any, _: Context) -> Any:
+    def _serve_dict_contains(self, request: Any, _: Context) -> Any:
         contains = self._dicts.get(request.dict_id, request.key) is not None
         return api_pb2.DictContainsResponse(found=contains)
 
-    def _len(self, request: Any, _: Context) -> Any:
+    def _serve_dict_len(self, request: Any, _: Context) -> Any:
         return api_pb2.DictLenResponse(len=self._dicts.count(request.dict_id))
 
-    def _clear(self, request: Any, _: Context) -> Any:
+    def _serve_dict_clear(self, request: Any, _: Context) -> Any:
         self._dicts.clear(request.dict_id)
 
-    async def _contents(self, request: Any, _: Context) -> AsyncIterator[Any]:
+    async def _serve_dict_contents(self, request: Any, _: Context) -> AsyncIterator[Any]:
         with self._workspace.lock:
             entries = self._dicts.contents(request.dict_id)
         for key, value in entries:

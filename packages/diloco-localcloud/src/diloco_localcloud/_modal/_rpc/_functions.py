@@ -8,55 +8,33 @@ from typing import TYPE_CHECKING, Any
 from modal_proto import api_pb2
 
 from .._workspace._refused import RefusedError, not_found
+from ._context import Rpcs
 from ._handles import layout, metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from .._workspace._app import Function
     from .._workspace._workspace import Workspace
-    from ._context import Context
+    from ._context import Bell, Context
 
 
-class Functions:
-    """Operations on the apps and functions of a workspace.
+class Functions(Rpcs):
+    """Operations on the apps and functions of a workspace."""
 
-    Attributes:
-        operations: by the name of the RPC; called under the lock of the workspace.
-    """
-
-    def __init__(self, workspace: Workspace) -> None:
-        self._workspace = workspace
+    def __init__(self, workspace: Workspace, bell: Bell) -> None:
+        super().__init__(workspace, bell)
         self._bound: dict[tuple[str, bytes], Function] = {}
-        self.operations: Mapping[str, Callable[[Any, Context], Any]] = {
-            "AppClientDisconnect": self._disconnect,
-            "AppCreate": self._create_app,
-            "AppGetByDeploymentName": self._app_by_name,
-            "AppGetLayout": self._layout,
-            "AppGetOrCreate": self._get_or_create_app,
-            "AppHeartbeat": self._heartbeat,
-            "AppList": self._list_apps,
-            "AppPublish": self._publish,
-            "AppStop": self._stop_app,
-            "FunctionBindParams": self._bind,
-            "FunctionCreate": self._create,
-            "FunctionGet": self._get,
-            "FunctionGetById": self._get_by_id,
-            "FunctionGetCurrentStats": self._stats,
-            "FunctionPrecreate": self._precreate,
-        }
 
     # -- apps
     # ----------------------------------------------------------------------------------------------
 
-    def _create_app(self, request: Any, _: Context) -> Any:
+    def _serve_app_create(self, request: Any, _: Context) -> Any:
         environment = self._workspace.environment(request.environment_name)
         app = self._workspace.create_app(environment, request.description)
         app.state = api_pb2.AppState.Name(request.app_state).removeprefix("APP_STATE_")
         url = _page(app.app_id)
         return api_pb2.AppCreateResponse(app_id=app.app_id, app_page_url=url, app_logs_url=url)
 
-    def _get_or_create_app(self, request: Any, _: Context) -> Any:
+    def _serve_app_get_or_create(self, request: Any, _: Context) -> Any:
         environment = self._workspace.environment(request.environment_name)
         app = self._workspace.deployed(environment, request.app_name)
         if app is None:
@@ -68,18 +46,18 @@ class Functions:
             self._workspace.publish(app, request.app_name, {}, "DEPLOYED")
         return api_pb2.AppGetOrCreateResponse(app_id=app.app_id)
 
-    def _app_by_name(self, request: Any, _: Context) -> Any:
+    def _serve_app_get_by_deployment_name(self, request: Any, _: Context) -> Any:
         environment = self._workspace.environment(request.environment_name)
         app = self._workspace.deployed(environment, request.name)
         return api_pb2.AppGetByDeploymentNameResponse(
             app_id=app.app_id if app else "", environment_name=environment
         )
 
-    def _layout(self, request: Any, _: Context) -> Any:
+    def _serve_app_get_layout(self, request: Any, _: Context) -> Any:
         app = self._workspace.app(request.app_id)
         return api_pb2.AppGetLayoutResponse(app_layout=layout(app))
 
-    def _publish(self, request: Any, _: Context) -> Any:
+    def _serve_app_publish(self, request: Any, _: Context) -> Any:
         app = self._workspace.app(request.app_id)
         state = api_pb2.AppState.Name(request.app_state).removeprefix("APP_STATE_")
         self._workspace.publish(app, request.name, request.function_ids, state)
@@ -87,19 +65,19 @@ class Functions:
             url=_page(app.app_id), deployed_at=self._workspace.timeline.now()
         )
 
-    def _stop_app(self, request: Any, _: Context) -> Any:
+    def _serve_app_stop(self, request: Any, _: Context) -> Any:
         self._workspace.stop_app(self._workspace.app(request.app_id))
 
-    def _disconnect(self, request: Any, _: Context) -> Any:
+    def _serve_app_client_disconnect(self, request: Any, _: Context) -> Any:
         app = self._workspace.app(request.app_id)
         if app.state not in {"DEPLOYED", "DETACHED"}:
             self._workspace.stop_app(app)
 
-    def _heartbeat(self, request: Any, _: Context) -> Any:
+    def _serve_app_heartbeat(self, request: Any, _: Context) -> Any:
         if self._workspace.app(request.app_id).stopped is not None:
             raise RefusedError("FAILED_PRECONDITION", "App is stopped")
 
-    def _list_apps(self, request: Any, _: Context) -> Any:
+    def _serve_app_list(self, request: Any, _: Context) -> Any:
         environment = self._workspace.environment(request.environment_name)
         answer = api_pb2.AppListResponse()
         for app in self._workspace.apps.values():
@@ -119,14 +97,14 @@ class Functions:
     # -- functions
     # ----------------------------------------------------------------------------------------------
 
-    def _precreate(self, request: Any, _: Context) -> Any:
+    def _serve_function_precreate(self, request: Any, _: Context) -> Any:
         app = self._workspace.app(request.app_id)
         function = self._workspace.create_function(app, request.function_name)
         return api_pb2.FunctionPrecreateResponse(
             function_id=function.function_id, handle_metadata=metadata(function)
         )
 
-    def _create(self, request: Any, _: Context) -> Any:
+    def _serve_function_create(self, request: Any, _: Context) -> Any:
         data = request.function_data
         if request.HasField("function"):
             data = api_pb2.FunctionData(
@@ -161,7 +139,7 @@ class Functions:
             function_data=data,
         )
 
-    def _get(self, request: Any, _: Context) -> Any:
+    def _serve_function_get(self, request: Any, _: Context) -> Any:
         environment = self._workspace.environment(request.environment_name)
         function = self._workspace.find_function(environment, request.app_name, request.object_tag)
         return api_pb2.FunctionGetResponse(
@@ -170,13 +148,13 @@ class Functions:
             function=_data(function),
         )
 
-    def _get_by_id(self, request: Any, _: Context) -> Any:
+    def _serve_function_get_by_id(self, request: Any, _: Context) -> Any:
         function = self._workspace.function(request.function_id)
         return api_pb2.FunctionGetByIdResponse(
             handle_metadata=metadata(function), function=_data(function)
         )
 
-    def _bind(self, request: Any, _: Context) -> Any:
+    def _serve_function_bind_params(self, request: Any, _: Context) -> Any:
         base = self._workspace.function(request.function_id)
         options = request.function_options
         key = (base.function_id, options.SerializeToString(deterministic=True))
@@ -221,7 +199,7 @@ class Functions:
         self._workspace.functions[bound.function_id] = bound
         return bound
 
-    def _stats(self, request: Any, _: Context) -> Any:
+    def _serve_function_get_current_stats(self, request: Any, _: Context) -> Any:
         function = self._workspace.function(request.function_id)
         calls = [call for call in self._workspace.calls.all() if call.function is function]
         running = sum(call.life is not None for call in calls)

@@ -9,39 +9,24 @@ from typing import TYPE_CHECKING, Any
 from modal_proto import api_pb2
 
 from .._workspace._logs import Entry, Filter
-from ._context import wait
+from ._context import Rpcs, wait
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+    from collections.abc import AsyncIterator, Iterable
 
-    from .._workspace._workspace import Workspace
-    from ._context import Bell, Context
+    from ._context import Context
 
 
-class LogReader:
-    """Operations on the logs of a workspace.
+class LogReader(Rpcs):
+    """Operations on the logs of a workspace."""
 
-    Attributes:
-        operations: by the name of the RPC; called under the lock of the workspace.
-        streams: by the name of the RPC; iterators that take the lock themselves.
-    """
-
-    def __init__(self, workspace: Workspace, bell: Bell) -> None:
-        self._workspace = workspace
-        self._bell = bell
-        self.operations: Mapping[str, Callable[[Any, Context], Any]] = {
-            "AppCountLogs": self._count,
-            "AppFetchLogs": self._fetch,
-        }
-        self.streams: Mapping[str, Callable[[Any, Context], Any]] = {"AppGetLogs": self._follow}
-
-    def _fetch(self, request: Any, _: Context) -> Any:
+    def _serve_app_fetch_logs(self, request: Any, _: Context) -> Any:
         entries = self._read(request)
         if request.limit:
             entries = entries[-request.limit :]
         return api_pb2.AppFetchLogsResponse(batches=_batches(entries))
 
-    def _count(self, request: Any, _: Context) -> Any:
+    def _serve_app_count_logs(self, request: Any, _: Context) -> Any:
         """Count the entries in each piece of a span of time, including the empty pieces.
 
         The client cuts the span at the pieces.
@@ -61,7 +46,7 @@ class LogReader:
                 bucket.system_logs += 1
         return answer
 
-    async def _follow(self, request: Any, _: Context) -> AsyncIterator[Any]:
+    async def _serve_app_get_logs(self, request: Any, _: Context) -> AsyncIterator[Any]:
         end = time.monotonic() + request.timeout
         after = int(request.last_entry_id or 0)
         filters = _filter(request, request.file_descriptor)

@@ -8,55 +8,41 @@ from typing import TYPE_CHECKING, Any
 from modal_proto import api_pb2
 
 from .._workspace._refused import RefusedError, not_found
+from ._context import Rpcs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from .._workspace._workspace import Secret, Workspace
-    from ._context import Context
+    from ._context import Bell, Context
 
 _IMAGE_BUILDER = "2025.06"
 
 
-class Objects:
+class Objects(Rpcs):
     """Operations on a workspace's objects other than apps, calls and Dicts.
 
     Args:
         workspace: the workspace.
+        bell: rung after every change of it.
         blob_url: returns, for the ID of a blob and an HTTP method, the URL to send or fetch it.
-
-    Attributes:
-        operations: by the name of the RPC; called under the lock of the workspace.
     """
 
-    def __init__(self, workspace: Workspace, blob_url: Callable[[str, str], str]) -> None:
-        self._workspace = workspace
+    def __init__(
+        self, workspace: Workspace, bell: Bell, blob_url: Callable[[str, str], str]
+    ) -> None:
+        super().__init__(workspace, bell)
         self._blob_url = blob_url
         self._volumes: dict[tuple[str, str], str] = {}
-        self.operations: Mapping[str, Callable[[Any, Context], Any]] = {
-            "BlobCreate": self._create_blob,
-            "BlobGet": self._get_blob,
-            "ClientHello": self._hello,
-            "EnvironmentGetOrCreate": self._environment,
-            "EnvironmentList": self._environments,
-            "ImageGetOrCreate": self._image,
-            "MountBatchedCheckExistence": self._missing_files,
-            "MountGetOrCreate": self._mount,
-            "MountPutFile": self._put_file,
-            "SecretGetOrCreate": self._secret,
-            "SecretList": self._secrets,
-            "VolumeGetOrCreate": self._volume,
-            "WorkspaceNameLookup": self._name,
-        }
 
-    def _hello(self, _: Any, __: Context) -> Any:
+    def _serve_client_hello(self, _: Any, __: Context) -> Any:
         return api_pb2.ClientHelloResponse(image_builder_version=_IMAGE_BUILDER)
 
-    def _name(self, _: Any, __: Context) -> Any:
+    def _serve_workspace_name_lookup(self, _: Any, __: Context) -> Any:
         name = self._workspace.name
         return api_pb2.WorkspaceNameLookupResponse(workspace_name=name, username=name)
 
-    def _environment(self, request: Any, _: Context) -> Any:
+    def _serve_environment_get_or_create(self, request: Any, _: Context) -> Any:
         name = request.deployment_name
         create = request.object_creation_type == api_pb2.OBJECT_CREATION_TYPE_CREATE_IF_MISSING
         if create and name and name not in self._workspace.environments:
@@ -70,13 +56,13 @@ class Objects:
         answer.metadata.settings.image_builder_version = _IMAGE_BUILDER
         return answer
 
-    def _environments(self, _: Any, __: Context) -> Any:
+    def _serve_environment_list(self, _: Any, __: Context) -> Any:
         answer = api_pb2.EnvironmentListResponse()
         for number, name in enumerate(self._workspace.environments):
             answer.items.add(name=name, default=number == 0, environment_id=f"en-{name}")
         return answer
 
-    def _secret(self, request: Any, _: Context) -> Any:
+    def _serve_secret_get_or_create(self, request: Any, _: Context) -> Any:
         environment = self._workspace.environment(request.environment_name)
         kind, name = request.object_creation_type, request.deployment_name
         secret = self._workspace.find_secret(environment, name)
@@ -103,7 +89,7 @@ class Objects:
         if "keys" in metadata.DESCRIPTOR.fields_by_name:  # some versions of the client lack it
             metadata.keys.extend(sorted(secret.values))
 
-    def _secrets(self, request: Any, _: Context) -> Any:
+    def _serve_secret_list(self, request: Any, _: Context) -> Any:
         environment = self._workspace.environment(request.environment_name)
         answer = api_pb2.SecretListResponse(environment_name=environment)
         before = request.pagination.created_before
@@ -116,13 +102,13 @@ class Objects:
                 self._describe(item.metadata, secret)
         return answer
 
-    def _image(self, _: Any, __: Context) -> Any:
+    def _serve_image_get_or_create(self, _: Any, __: Context) -> Any:
         answer = api_pb2.ImageGetOrCreateResponse(image_id=self._workspace.ids.make("im"))
         answer.result.status = api_pb2.GenericResult.GENERIC_STATUS_SUCCESS
         answer.metadata.image_builder_version = _IMAGE_BUILDER
         return answer
 
-    def _mount(self, request: Any, _: Context) -> Any:
+    def _serve_mount_get_or_create(self, request: Any, _: Context) -> Any:
         # Mounts without files are those of the client's own libraries, which every image has
         # already.
         mount_id = self._workspace.ids.make("mo")
@@ -132,12 +118,12 @@ class Objects:
         answer.handle_metadata.content_checksum_sha256_hex = _checksum(files)
         return answer
 
-    def _missing_files(self, request: Any, _: Context) -> Any:
+    def _serve_mount_batched_check_existence(self, request: Any, _: Context) -> Any:
         files = self._workspace.files
         missing = [digest for digest in request.sha256_hex_hashes if digest not in files]
         return api_pb2.MountBatchedCheckExistenceResponse(missing_sha256_hex_hashes=missing)
 
-    def _put_file(self, request: Any, _: Context) -> Any:
+    def _serve_mount_put_file(self, request: Any, _: Context) -> Any:
         kind = request.WhichOneof("data_oneof")
         if kind == "data":
             self._workspace.files[request.sha256_hex] = request.data
@@ -145,7 +131,7 @@ class Objects:
             self._workspace.files[request.sha256_hex] = self._workspace.blobs[request.data_blob_id]
         return api_pb2.MountPutFileResponse(exists=request.sha256_hex in self._workspace.files)
 
-    def _volume(self, request: Any, _: Context) -> Any:
+    def _serve_volume_get_or_create(self, request: Any, _: Context) -> Any:
         environment = self._workspace.environment(request.environment_name)
         key = (environment, request.deployment_name)
         if key not in self._volumes:
@@ -156,13 +142,13 @@ class Objects:
         answer.metadata.name = key[1]
         return answer
 
-    def _create_blob(self, _: Any, __: Context) -> Any:
+    def _serve_blob_create(self, _: Any, __: Context) -> Any:
         blob_id = self._workspace.ids.make("bl")
         answer = api_pb2.BlobCreateResponse(blob_id=blob_id, blob_ids=[blob_id])
         answer.upload_urls.items.append(self._blob_url(blob_id, "PUT"))
         return answer
 
-    def _get_blob(self, request: Any, _: Context) -> Any:
+    def _serve_blob_get(self, request: Any, _: Context) -> Any:
         if request.blob_id not in self._workspace.blobs:
             raise not_found(f"Blob with ID '{request.blob_id}' not found")
         return api_pb2.BlobGetResponse(download_url=self._blob_url(request.blob_id, "GET"))
