@@ -44,7 +44,11 @@ def test_a_signal_that_comes_too_late_does_not_hide_the_end(command):
 
 @pytest.mark.processes
 def test_a_container_that_nobody_would_hear_of_is_not_left(command, monkeypatch):
-    started = []
+    started, pipes, made = [], [], os.pipe
+
+    def piped():
+        pipes.append(made())
+        return pipes[-1]
 
     class Seen(subprocess.Popen):
         def __init__(self, *arguments, **options):
@@ -56,12 +60,16 @@ def test_a_container_that_nobody_would_hear_of_is_not_left(command, monkeypatch)
 
     monkeypatch.setattr(subprocess, "Popen", Seen)
     monkeypatch.setattr(threading.Thread, "start", refused)
+    monkeypatch.setattr(os, "pipe", piped)
     with pytest.raises(RuntimeError, match="new thread"):
-        Container(command, lambda _: None)
+        Container(replace(command, streams=()), lambda _: None, lambda _: None)
     (shim,) = started
     assert shim.returncode is not None
     assert shim.stdin.closed
     assert shim.stdout.closed
+    for end in (end for pipe in pipes for end in pipe):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(end)
 
 
 def test_a_command_that_cannot_be_told_starts_nothing(command, monkeypatch):

@@ -94,10 +94,11 @@ class Container:
                 start_new_session=True,
                 pass_fds=streams,
             )
+        except BaseException:
+            _close(readers)
+            raise
         finally:
-            for stream in ours:
-                with contextlib.suppress(OSError):  # must not hide a container that runs
-                    os.close(stream)
+            _close(ours)
         self._threads = [threading.Thread(target=self._read, name="container", daemon=True)]
         if read is not None:
             output = threading.Thread(target=read, args=(readers,), name="output", daemon=True)
@@ -106,6 +107,8 @@ class Container:
             for thread in self._threads:
                 thread.start()
         except BaseException:
+            if self._threads[0].ident is None:  # otherwise it closes them itself
+                _close(readers)
             # Its end would not be noticed. The shim has not received a command yet, and ends with
             # its stdin.
             with self._shim:
@@ -157,3 +160,9 @@ class Container:
         for output in self._threads[:-1]:
             output.join(patience)  # soon over, as no process is left that could write
         self._told(last)
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):  # must not hide a container that runs
+            os.close(descriptor)
