@@ -30,11 +30,6 @@ class Service:
         name = self.operations[operation].get("input", {}).get("shape")
         return None if name is None else str(name)
 
-    def members(self, shape: str) -> Json:
-        """Return the members of a structure."""
-        members: Json = self.shapes[shape]["members"]
-        return members
-
 
 @functools.cache
 def load(name: str) -> Service:
