@@ -41,6 +41,13 @@ def test_nothing_is_written_before_a_launch(tmp_path):
     assert not (tmp_path / "state").exists()
 
 
+def test_a_process_tries_a_rendezvous(tmp_path):
+    executor = LocalProcessExecutor(root=tmp_path / "state")
+    (finding,) = executor.check(rendezvous_uri=f"file://{tmp_path}/meet", patience=PATIENCE)
+    assert (finding.subject, finding.ok) == ("rendezvous", True), finding.message
+    assert executor.list_runs() == []
+
+
 def test_follow_ends_with_the_replica(waiting, until):
     run = waiting()
     lines = []

@@ -83,14 +83,8 @@ def check_handle(handle: ReplicaHandle, roots: Sequence[Root]) -> Root:
     A handle names a root, but does not lead to one: the root returned is one of those given.
 
     Raises:
-        InvalidRequestError: It is of another backend, machine or root, or lacks what leads to its
-            run.
+        InvalidRequestError: It is of another machine or root, or lacks what leads to its run.
     """
-    if handle.backend_name != BACKEND:
-        raise InvalidRequestError(
-            f"this handle belongs to the backend {handle.backend_name!r}, and this executor is for "
-            f"{BACKEND!r}"
-        )
     if missing := {"host", "root", "uid"} - handle.metadata.keys():
         raise InvalidRequestError(
             f"the handle of replica {handle.rank} lacks the metadata {', '.join(sorted(missing))}"
@@ -129,8 +123,8 @@ def locate(handle: ReplicaHandle, roots: Sequence[Root]) -> tuple[RunDir, RunRec
         roots: The roots that it may name.
 
     Raises:
-        InvalidRequestError: The handle is of another backend, machine or root, or its root is
-            missing, so that nothing can be said about the replica; or the run is not this user's.
+        InvalidRequestError: The handle is of another machine or root, or its root is missing, so
+            that nothing can be said about the replica; or the run is not this user's.
         ReplicaNotFoundError: The run was purged.
     """
     root, uid = check_handle(handle, roots), handle.metadata["uid"]
