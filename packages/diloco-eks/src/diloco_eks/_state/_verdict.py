@@ -102,56 +102,40 @@ def judge(pod: PodFacts) -> Verdict:
     native = _text(end.get("reason"))
     number = end.get("signal")
     name = outcome.signal if outcome is not None else _signal_name(number, exit_code)
+
+    def end_with(reason: Reason, message: str, exit_code: int | None = exit_code) -> Verdict:
+        return Verdict(reason, exit_code, name, message, started, finished)
+
     if native == "OOMKilled":
-        return Verdict(
-            Reason.OOM, exit_code, name, "it ran out of memory (OOMKilled)", started, finished
-        )
+        return end_with(Reason.OOM, "it ran out of memory (OOMKilled)")
     if native in _NOT_STARTED:
-        return Verdict(
-            Reason.START_FAILED,
-            exit_code,
-            name,
-            redact_and_cut(_text(end.get("message")) or native, _MESSAGE_BYTES),
-            started,
-            finished,
-        )
+        message = redact_and_cut(_text(end.get("message")) or native, _MESSAGE_BYTES)
+        return end_with(Reason.START_FAILED, message)
     if pod.reason == "DeadlineExceeded":
-        return Verdict(
-            Reason.TIMEOUT,
-            exit_code,
-            name,
-            pod.message or "it passed its deadline",
-            started,
-            finished,
-        )
+        return end_with(Reason.TIMEOUT, pod.message or "it passed its deadline")
     if pod.disrupted or pod.reason == "Evicted":
         message = taken_away(pod)
-        if exit_code == 0:  # only a success may have it
-            exit_code = None
-            message = (
-                f"its container left with code 0 when it was told to end ({message}). Kubernetes "
-                "counts that as done, and does not replace it: end with another code, as "
-                "diloco_protocol.runner does"
-            )
-        return Verdict(Reason.EVICTED, exit_code, name, message, started, finished)
-    if outcome is not None:
-        reason = (
-            Reason.ERROR
-            if outcome.reason in {Reason.CANCEL_REQUESTED, Reason.COMPLETED}
-            else outcome.reason
+        if exit_code != 0:
+            return end_with(Reason.EVICTED, message)
+        message = (
+            f"its container left with code 0 when it was told to end ({message}). Kubernetes "
+            "counts that as done, and does not replace it: end with another code, as "
+            "diloco_protocol.runner does"
         )
+        return end_with(Reason.EVICTED, message, None)  # only a success may have code 0
+    if outcome is not None:
+        aside = outcome.reason in {Reason.CANCEL_REQUESTED, Reason.COMPLETED}
+        reason = Reason.ERROR if aside else outcome.reason
         exit_code = exit_code or outcome.exit_code  # the container's 0 may be another program's
         message = outcome.error or f"it exited with code {exit_code}"
-        return Verdict(reason, exit_code, name, message, started, finished)
+        return end_with(reason, message, exit_code)
     how = f"it was ended by {name}" if name else f"it exited with code {exit_code}"
     # Secrets are removed before the cut, since the part that is cut off may be the beginning of
     # one.
     log = redact_text(_text(end.get("message")))[-_SHOWN:]
     if is_damaged(pod):
         log = "what its runner reported cannot be read"
-    return Verdict(
-        Reason.ERROR, exit_code, name, f"{how}: {log}" if log else how, started, finished
-    )
+    return end_with(Reason.ERROR, f"{how}: {log}" if log else how)
 
 
 def taken_away(pod: PodFacts) -> str:
