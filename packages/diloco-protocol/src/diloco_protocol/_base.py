@@ -101,6 +101,7 @@ class BaseExecutor(Journaled):
     """
 
     options_class: type[Options] | None = None
+    """The class of the constructor's options, from which :meth:`options` lists them."""
 
     def __init__(
         self,

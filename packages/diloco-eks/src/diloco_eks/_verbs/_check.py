@@ -197,14 +197,11 @@ def _quotas(cluster: Cluster, manifest: dict[str, Any], patiently: Patiently) ->
                     yield Finding("quota", None, text)
                     certain = False
                     break
-                yield Finding(
-                    "quota",
-                    False,
-                    (
-                        f"{text}: the rest of the pods would wait. Raise the quota, or launch "
-                        "fewer replicas"
-                    ),
+                message = (
+                    f"{text}: the rest of the pods would wait. Raise the quota, or launch "
+                    "fewer replicas"
                 )
+                yield Finding("quota", False, message)
                 return
     if certain:
         yield Finding("quota", True, f"{len(quotas)} quotas of {space} leave room for the run")

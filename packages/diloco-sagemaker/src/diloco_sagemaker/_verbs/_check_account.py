@@ -38,14 +38,11 @@ def check_pass_role(client: Client, caller: str, role: str) -> Iterator[Finding]
     if decision == "allowed":
         yield Finding("pass role", True, f"iam:PassRole on {role} is allowed, as IAM simulates it")
     else:
-        yield Finding(
-            "pass role",
-            False,
-            (
-                f"{caller} may not pass {role} (IAM simulates {decision}): allow it iam:PassRole, "
-                "as in launcher_policy.json"
-            ),
+        message = (
+            f"{caller} may not pass {role} (IAM simulates {decision}): allow it iam:PassRole, "
+            "as in launcher_policy.json"
         )
+        yield Finding("pass role", False, message)
 
 
 def check_quota(client: Client, job: Mapping[str, Any], count: int) -> Iterator[Finding]:
@@ -73,14 +70,11 @@ def check_quota(client: Client, job: Mapping[str, Any], count: int) -> Iterator[
     if most >= count:
         yield Finding("quota", True, f"{text}; how much of it is in use is not told")
     else:
-        yield Finding(
-            "quota",
-            False,
-            (
-                f"{text}, and the launch needs {count}: ask for more in the console of Service "
-                "Quotas, or choose another type"
-            ),
+        message = (
+            f"{text}, and the launch needs {count}: ask for more in the console of Service "
+            "Quotas, or choose another type"
         )
+        yield Finding("quota", False, message)
 
 
 def check_image(client: Client, image: str | None) -> Iterator[Finding]:
@@ -90,14 +84,11 @@ def check_image(client: Client, image: str | None) -> Iterator[Finding]:
         yield Finding("image", None, f"{image} is not in ECR: whether it is there is not looked at")
         return
     if match["region"] != client.region:
-        yield Finding(
-            "image",
-            None,
-            (
-                f"{image} is in {match['region']}, and the jobs are in {client.region}: whether it "
-                "is there is not looked at"
-            ),
+        message = (
+            f"{image} is in {match['region']}, and the jobs are in {client.region}: whether it "
+            "is there is not looked at"
         )
+        yield Finding("image", None, message)
         return
     wanted = (
         {"imageDigest": match["digest"]}
@@ -131,13 +122,12 @@ def check_bucket(client: Client, role: str, place: str) -> Iterator[Finding]:
     place_of = client.ask("s3", "head_bucket", f"ask where {bucket} is", Bucket=bucket)
     region = place_of.get("BucketRegion")
     if region is not None and region != client.region:
-        yield Finding(
-            "bucket",
-            None,
+        message = (
             f"{bucket} is in {region}, and the jobs are in {client.region}: whether SageMaker "
             "takes it is not known, and what is sent between regions costs money. A bucket of the "
-            "jobs' region is safe",
+            "jobs' region is safe"
         )
+        yield Finding("bucket", None, message)
     path = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
     written = f"arn:{role.split(':')[1]}:s3:::{bucket}/{path}job/output/model/file"
     decision = _simulate(client, role, "s3:PutObject", written, [])
@@ -147,14 +137,11 @@ def check_bucket(client: Client, role: str, place: str) -> Iterator[Finding]:
     elif decision == "explicitDeny":
         yield Finding("bucket", False, f"a policy denies {role} to write below {place}")
     else:
-        yield Finding(
-            "bucket",
-            None,
-            (
-                f"no policy of {role} lets it write below {place}; one of the bucket's may, which "
-                "IAM does not simulate"
-            ),
+        message = (
+            f"no policy of {role} lets it write below {place}; one of the bucket's may, which "
+            "IAM does not simulate"
         )
+        yield Finding("bucket", None, message)
 
 
 def _simulate(
