@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -31,10 +32,11 @@ MOST_STREAMS = 10_000  # of a job; each of its attempts has one
 _MOST_EMPTY = 10_000  # pages, one after another
 
 
+@dataclass
 class JobLog:
     """The log of one job. Not thread-safe.
 
-    Args:
+    Attributes:
         client: Makes the calls to AWS.
         look: Returns the job as it is now; raises ReplicaNotFoundError if it is gone, in which case
             another job may have its name.
@@ -44,23 +46,16 @@ class JobLog:
         delay: Seconds by which lines may be late.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        look: Callable[[], JobFacts],
-        backoff: Backoff,
-        patience: float,
-        clock: Callable[[], float],
-        delay: float,
-    ) -> None:
-        self._client = client
-        self._look = look
-        self._backoff = backoff
-        self._patience = patience
-        self._clock = clock
-        self._delay = delay
-        self._job = look()
-        self._following = False
+    client: Client
+    look: Callable[[], JobFacts]
+    backoff: Backoff
+    patience: float
+    clock: Callable[[], float]
+    delay: float
+    _following: bool = False
+
+    def __post_init__(self) -> None:
+        self._job = self.look()
 
     def lines(self, query: LogQuery) -> Iterator[str]:
         """Yield the lines that a query asks for.
@@ -95,8 +90,8 @@ class JobLog:
                     yield from _lines(events, query)
             return Look(arrived)
 
-        end = LogEnd(seconds=self._delay)
-        yield from follow(query, read, ended, self._backoff, self._clock, end)
+        end = LogEnd(seconds=self.delay)
+        yield from follow(query, read, ended, self.backoff, self.clock, end)
 
     def _streams(self) -> list[str]:
         """List this job's streams in order of name, without those of an earlier job of this name.
@@ -107,12 +102,12 @@ class JobLog:
         since = self._job.created - _SLACK
 
         def look() -> list[str]:
-            streams = self._client.log_streams(self._job.name)
+            streams = self.client.log_streams(self._job.name)
             job_streams = (stream for stream, created in streams if created >= since)
             return list(islice(job_streams, MOST_STREAMS + 1))
 
         stream_names = self._patiently(look)
-        self._job = self._patiently(self._look)
+        self._job = self._patiently(self.look)
         if len(stream_names) > MOST_STREAMS:
             raise BackendError(
                 f"the training job {self._job.name} has more than {MOST_STREAMS} log streams. "
@@ -167,7 +162,7 @@ class JobLog:
 
     def _page(self, stream: str, **query: Any) -> dict[str, Any]:
         try:
-            return self._patiently(lambda: self._client.log_events(stream, **query))
+            return self._patiently(lambda: self.client.log_events(stream, **query))
         except MissingError:  # the stream was deleted while it was read
             if not self._following:
                 raise
@@ -175,13 +170,13 @@ class JobLog:
 
     def _patiently(self, call: Callable[[], T]) -> T:
         try:
-            return retry(call, self._backoff, timeout=self._patience)
+            return retry(call, self.backoff, timeout=self.patience)
         except (ForbiddenError, AuthError) as error:
             kind = type(error)
             raise kind(f"{error}. {self._place()}") from error
 
     def _place(self) -> str:
-        return f"The log is at {log_url(self._client.region, self._job.name)}"
+        return f"The log is at {log_url(self.client.region, self._job.name)}"
 
 
 def _lines(events: list[dict[str, Any]], query: LogQuery) -> Iterator[str]:
