@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from toy_cloud import LOG_PAGE, OUTPUT_BYTES, RETENTION, CloudError, Job, ToyCloud
 from toy_logs import LineReader, chosen, of_stream
@@ -26,12 +26,15 @@ from diloco_protocol import (
     RunRequest,
     UnavailableError,
     environment,
+    retry,
 )
 from diloco_protocol.backend import Look, all_or_nothing, follow, redact, redact_json
 
+T = TypeVar("T")
+
 TRIES = 3
 PATIENCE = 30.0
-"""Seconds for which the cloud may be out of reach."""
+"""Seconds for which a log may be out of reach while it is read."""
 
 
 class ToyExecutor(BaseExecutor):
@@ -41,7 +44,7 @@ class ToyExecutor(BaseExecutor):
     supports_inter_replica_network = False
 
     def __init__(self, cloud: ToyCloud, **options: Any) -> None:
-        super().__init__(patience=PATIENCE, **options)
+        super().__init__(**options)
         self.cloud = cloud
         scope = "gang" if cloud.gang else "replica"
         self.capabilities = Capabilities(
@@ -226,17 +229,22 @@ class ToyExecutor(BaseExecutor):
         reader, place = LineReader(), 0
 
         def ended() -> bool:
-            return not self._patiently(lambda: self._job(handle)).live
+            return not self._again(lambda: self._job(handle)).live
 
         def read(_: bool) -> Generator[tuple[float, str], None, Look]:
             nonlocal place
-            chunks = self._patiently(lambda: ask(lambda: self.cloud.log(*names, place)))
+            chunks = self._again(lambda: ask(lambda: self.cloud.log(*names, place)))
             place += len(chunks)
             yield from reader.feed(of_stream(chunks, query.streams))
             return Look(fresh=bool(chunks), whole=len(chunks) < LOG_PAGE)
 
         yield from follow(query, read, ended, self._backoff, self.cloud.clock)
         yield from reader.finish()
+
+    def _again(self, call: Callable[[], T]) -> T:
+        # A follower of hours meets a broken connection now and then, and it must not cost the rest
+        # of the log.
+        return retry(call, self._backoff, timeout=PATIENCE)
 
     # --- ending and finding ---
 

@@ -173,7 +173,7 @@ class SkipsWhatItCouldNotRead(ToyExecutor):
 
 @mutant("g3_a_disturbance_loses_no_line", "G3")
 class RaisesAtABrokenConnection(ToyExecutor):
-    def _patiently(self, call):
+    def _again(self, call):
         return call()
 
 
@@ -207,7 +207,7 @@ class AsksForTheEndAfterItsLastPage(ToyExecutor):
             if len(chunks) == LOG_PAGE:
                 continue
             over = query.until is not None and self.cloud.clock() >= query.until
-            if over or not query.follow or not self._patiently(lambda: self._job(handle)).live:
+            if over or not query.follow or not self._again(lambda: self._job(handle)).live:
                 break
             self._backoff.sleep(self._backoff.first)
         yield from reader.finish()
@@ -225,6 +225,6 @@ class AsksForTheEndWhileItWaits(ToyExecutor):
             lines = new
             self._backoff.sleep(self._backoff.first)
             over = query.until is not None and self.cloud.clock() >= query.until
-            if over or not self._patiently(lambda: self._job(handle)).live:
+            if over or not self._again(lambda: self._job(handle)).live:
                 return
         yield from super()._lines(handle, query)
