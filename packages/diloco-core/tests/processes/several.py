@@ -57,6 +57,10 @@ def unreadable(_):
     raise RuntimeError("CUDA error: an illegal memory access was encountered" + 500 * ". Why? So!")
 
 
+class Codes(torch.Tensor):
+    """A tensor of another class, as libraries make them for quantised weights."""
+
+
 class KeepsWeights(torch.optim.Optimizer):
     """Steps a copy of each parameter, and writes it over the parameter."""
 
@@ -93,6 +97,10 @@ def dressed(model, how):
         norm.register_forward_hook(
             lambda module, *_: module.register_buffer("cache", torch.ones(3), persistent=False)
         )
+    elif how == "stages":  # each process has other layers than the next one
+        model.layers[1 - int(os.environ["RANK"])] = torch.nn.Identity()
+    elif how == "quantised":
+        model.layers[0].up.weight = torch.nn.Parameter(model.layers[0].up.weight.as_subclass(Codes))
     elif how == "views":  # of each other's memory
         up = model.layers[0].up.weight
         model.layers[1].up.weight = torch.nn.Parameter(up.data.view(10, 7))
@@ -135,6 +143,16 @@ def wrapped(model, kind, group=None, how=None):
     return model.to_empty(device="cpu") if how == "meta" else model
 
 
+def spanning(model, by):
+    """The model as processes of two replicas hold it together: all, or one of each replica."""
+    from torch.distributed.fsdp import fully_shard
+
+    if by == "fsdp":
+        return fully_shard(model)
+    pairs = [distributed.new_group(ranks) for ranks in ([0, 2], [1, 3])]
+    return wrapped(model, "ddp", pairs[distributed.get_rank() % 2])
+
+
 def part_of(kind, batch):
     """The rows of a batch that this process learns from: half of them where two share the work."""
     if kind in {"plain", "parts"}:
@@ -174,11 +192,11 @@ def member(folder, kind, case):
         model = dressed(model, how)
     model = wrapped(model, kind, group, how)
     if case.get("spans"):
-        from torch.distributed.fsdp import fully_shard
-
-        fully_shard(model)
+        model = spanning(model, case["spans"])
     make = torch.optim.SGD if case.get("sgd") else torch.optim.AdamW
     optimizer = make([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    if case.get("foreign") == process:
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
     if case.get("evaluate"):
         with torch.no_grad():
             model(torch.ones(BATCH, 7).double())
@@ -290,7 +308,9 @@ def member(folder, kind, case):
     whole = {
         name.removeprefix("module.").replace("_checkpoint_wrapped_module.", ""): (
             value.full_tensor() if hasattr(value, "full_tensor") else value
-        ).detach()
+        )
+        .detach()
+        .as_subclass(torch.Tensor)
         for name, value in model.state_dict().items()
     }
     name = f"{exchange.rank}-{process}"

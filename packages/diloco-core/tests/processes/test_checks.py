@@ -7,6 +7,8 @@ from torch import distributed
 from diloco_core import ConfigurationError
 from diloco_core._processes._checks import refuse_together
 
+ONLY_PLAIN = "and only plain dense tensors are synced: convert it first"
+
 
 class Alone:
     """One of two processes of a replica, in place of :class:`.Inside`."""
@@ -34,6 +36,23 @@ def sparse(_):
     return model
 
 
+def of_codes(_):
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer("codes", torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8))
+    return model
+
+
+class Codes(torch.Tensor):
+    """A tensor of another class, as libraries make them for quantised weights."""
+
+
+def of_a_class(_):
+    model = torch.nn.Linear(2, 2)
+    model.weight = torch.nn.Parameter(torch.ones(2, 2).as_subclass(Codes))
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")  # torch gives it up
 @pytest.mark.parametrize(
     ("made", "words"),
     [
@@ -43,11 +62,14 @@ def sparse(_):
         ),
         (
             of_one_process,
-            "the model is in a DistributedDataParallel of 1 processes, and this replica has 2",
+            "the model is in a DistributedDataParallel of processes [0], and this replica is (0, 1)"
+            ": give it a process_group of exactly these",
         ),
-        (sparse, "'weight' is a Tensor (torch.sparse_coo), which cannot be synced"),
+        (sparse, f"'weight' is a Tensor of torch.float32 (torch.sparse_coo), {ONLY_PLAIN}"),
+        (of_codes, f"'codes' is a Tensor of torch.qint8 (torch.strided), {ONLY_PLAIN}"),
+        (of_a_class, f"'weight' is a Codes of torch.float32 (torch.strided), {ONLY_PLAIN}"),
     ],
-    ids=["fsdp1", "ddp of others", "sparse"],
+    ids=["fsdp1", "ddp of others", "sparse", "quantised", "quantised by a class"],
 )
 def test_a_model_is_refused_by_name_on_all_of_them(tmp_path, made, words):
     try:

@@ -58,7 +58,8 @@ def refuse_together(
         ]
         raise ConfigurationError(
             "the processes of this replica do not have the same model and settings: "
-            f"{', '.join(differing[:4]) or 'another order of the tensors'}. Make them alike"
+            f"{', '.join(differing[:4]) or 'another order of the tensors'}. Make them alike: each "
+            "process has the whole model, or a part of every tensor (no pipeline parallel)"
         )
 
 
@@ -115,25 +116,23 @@ def _problem(inside: Inside, model: torch.nn.Module) -> str:
     for name, module in model.named_modules():
         where = f"module {name!r}" if name else "the model"
         if type(module).__name__ == "FullyShardedDataParallel":
-            return (
-                f"{where} is wrapped by FullyShardedDataParallel (FSDP1). Use fully_shard (FSDP2), "
-                "or DistributedDataParallel"
-            )
+            return f"{where} is wrapped by FullyShardedDataParallel (FSDP1). Use fully_shard or DDP"
         if isinstance(module, DistributedDataParallel):
-            size = torch.distributed.get_world_size(module.process_group)
-            if size != inside.processes:
+            ranks = torch.distributed.get_process_group_ranks(module.process_group)
+            if set(ranks) != set(inside.ranks):
                 return (
-                    f"{where} is in a DistributedDataParallel of {size} processes, and this "
-                    f"replica has {inside.processes}"
+                    f"{where} is in a DistributedDataParallel of processes {ranks}, and this "
+                    f"replica is {inside.ranks}: give it a process_group of exactly these"
                 )
     for key, tensor in named_tensors(model):
         name, values = plain_name(model, key), tensor.detach()
         if isinstance(values, DTensor):
             if not set(values.device_mesh.mesh.flatten().tolist()) <= set(inside.ranks):
-                return f"parameter {name!r} lies on processes outside this replica"
+                return f"{name!r} is on processes outside this replica: mesh it over {inside.ranks}"
             values = values.to_local()
         if values.is_meta:
             return f"{name!r} is on the meta device and has no values yet: load the values first"
         if not is_plain(values):
-            return f"{name!r} is {kind_of(values)} ({values.layout}), which cannot be synced"
+            found = f"{kind_of(values)} of {values.dtype} ({values.layout})"
+            return f"{name!r} is {found}, and only plain dense tensors are synced: convert it first"
     return ""
