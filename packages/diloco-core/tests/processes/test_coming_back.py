@@ -86,6 +86,24 @@ def test_another_number_of_processes_begins_with_fresh_inner_state(tmp_path):
 
 
 @pytest.mark.processes
+def test_a_run_of_other_numbers_of_processes_is_resumed_exactly(tmp_path):
+    """It ends as plain replicas that never stopped, so the outer state is as it was."""
+    case = {"sgd": True, "steps": 36, "global_at": [18]}
+    whole = trained(tmp_path, "whole", [("plain", 1), ("plain", 1)], case)
+    trained(tmp_path, "parts", [("ddp", 2), ("ddp", 2)], {**case, "steps": 18})
+    resumed = {**case, "connect": {"resume": True}}
+    back = trained(tmp_path, "parts", [("plain", 1), ("fsdp", 2)], resumed)
+    assert [told["began_at"] for _, told in back] == [18] * 3
+    assert back[0][1]["shown"] == back[1][1]["shown"]
+    (before,), (expected,) = back[0][1]["shown"], whole[0][1]["shown"]
+    for name, end in whole[0][0].items():
+        as_shown = (torch.tensor(each[name], dtype=torch.float64) for each in (before, expected))
+        torch.testing.assert_close(*as_shown, rtol=0, atol=1e-12)
+        for values, _ in back:
+            torch.testing.assert_close(values[name], end, rtol=0, atol=1e-12)
+
+
+@pytest.mark.processes
 def test_the_others_fail_where_the_leader_is_killed(tmp_path):
     ended = run(tmp_path, "run", [("plain", 3)], {"kill": [8, 0]})
     assert [status for status, _ in ended.values()] == [-signal.SIGKILL, 0, 0], ended
