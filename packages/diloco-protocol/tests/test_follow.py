@@ -49,6 +49,12 @@ def test_pauses_begin_anew_when_something_comes():
     assert [at for at, _ in log.looks] == [0.0, 1.0, 3.0, 7.0, 8.0, 10.0, 14.0]
 
 
+def test_pauses_begin_anew_at_the_end():
+    log = Log([], ends_at=7.0)
+    assert list(log.lines(LogEnd(looks=3), follow=True)) == []
+    assert [at for at, _ in log.looks] == [0.0, 1.0, 3.0, 7.0, 8.0, 10.0]
+
+
 def test_it_ends_at_a_time():
     log = Log([(0.0, "a"), (20.0, "b")], ends_at=100.0)
     assert list(log.lines(follow=True, until=5.0)) == ["a"]
