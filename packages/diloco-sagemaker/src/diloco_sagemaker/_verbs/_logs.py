@@ -133,7 +133,7 @@ class JobLog:
     ) -> Iterator[list[dict[str, Any]]]:
         """Yield the events of a stream, page by page, from the stream's place in ``tokens`` on.
 
-        The last page is the one whose token comes back unchanged. Some pages are empty.
+        The last page is empty, and its token comes back unchanged. Others may be empty, too.
 
         Raises:
             UnavailableError: The pages have no end.
@@ -148,10 +148,11 @@ class JobLog:
             events = page.get("events") or []
             yield events
             following = page.get(name)
-            if following is None or following == token:
+            unmoved = following == token
+            if following is None or (unmoved and not events):
                 return
             pages, empty = pages + 1, 0 if events else empty + 1
-            if following == mark or empty > _MOST_EMPTY:
+            if unmoved or following == mark or empty > _MOST_EMPTY:
                 raise UnavailableError(
                     f"cannot read the log stream {shown(stream)}: its pages have no "
                     f"end{NOT_ITS_OWN}"
