@@ -24,6 +24,7 @@ from diloco_core import ConfigurationError, StoreModel, Transfer, plan_exchange
         *(
             ({"publish_every": 9} | sharded, "publish_every=9 has no effect on the sharded")
             for sharded in (
+                {},  # auto has chosen it
                 {"topology": "sharded"},
                 {"fixed": True},
                 {"state_codec": "int8"},

@@ -259,7 +259,7 @@ def plan_exchange(
         each["gather"] = gather_sync(model, every, store, bandwidth)
     quickest = min(each, key=lambda name: each[name].seconds)
     chosen = quickest if topology == "auto" else topology
-    if publish_every is not None and (topology == "sharded" or "gather" not in each):
+    if publish_every is not None and chosen == "sharded":
         raise ConfigurationError(
             f"publish_every={publish_every} has no effect on the sharded topology, which publishes "
             "the state in every sync. Leave publish_every out, or pass topology='gather'"

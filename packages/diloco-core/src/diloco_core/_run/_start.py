@@ -165,7 +165,7 @@ class Opening:
                 self.joiner.world_size,
                 USUAL_BANDWIDTH,
                 outer_state=self.schema.outer_state(),
-                publish_every=settings.published_every,
+                publish_every=settings.publish_every,
                 transfer=None if background is None else background.settings,
                 codec=terms.codec,
             ).topology
