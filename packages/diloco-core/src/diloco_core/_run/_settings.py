@@ -118,6 +118,7 @@ class Fixed:
     fixed: ClassVar[bool] = True
     late: ClassVar[str] = "drop"
     topology: ClassVar[str] = "sharded"
+    publish_every: ClassVar[None] = None
     published_every: ClassVar[int] = 1
     retention: ClassVar[int] = 2
 
