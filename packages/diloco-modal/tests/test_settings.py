@@ -165,6 +165,17 @@ def test_a_server_that_is_none_is_named(monkeypatch, url):
     assert "MODAL_SERVER_URL, or server_url in" in finding.message
 
 
+@pytest.mark.parametrize("name", ["max_throttle_wait", "payload_format"])
+def test_a_setting_that_the_client_reads_only_later_is_a_finding(monkeypatch, name):
+    with ModalStandIn() as stand_in:
+        for variable, value in stand_in.environment.items():
+            monkeypatch.setenv(variable, value)
+        monkeypatch.setenv(f"MODAL_{name.upper()}", "soon")
+        finding = ModalSpawnExecutor(retry_timeout=0).check(1)[0]
+    assert (finding.subject, finding.ok) == ("token", False)
+    assert re.search(f"MODAL_{name.upper()}, or {name} in .*'soon'", finding.message)
+
+
 def test_an_environment_that_is_not_utf_8_is_named(lab, monkeypatch):
     monkeypatch.setenv("MODAL_ENVIRONMENT", "main\udcff")
     executor = lab.executor()

@@ -22,6 +22,7 @@ _SENT = (
     "oauth_client_id",
     "oauth_client_secret",
 )
+_READ_LATER = ("max_throttle_wait", "payload_format")
 _URL = re.compile(r"https?://[^/?#]|unix:", re.IGNORECASE)
 
 
@@ -48,15 +49,24 @@ def check_settings() -> None:
         usable = False
     if not usable:
         raise InvalidRequestError(f"{_named('server_url')} is no URL such as https://api.modal.com")
+    for name in _READ_LATER:
+        _read(name)
+
+
+def _read(name: str) -> object:
+    from modal.config import config
+    from modal.exception import InvalidError
+
+    try:
+        return config.get(name)
+    except KeyError:  # only a later version of the client has this setting
+        return None
+    except InvalidError as wrong:
+        raise InvalidRequestError(f"{_named(name)} cannot be used: {wrong}") from wrong
 
 
 def _setting(name: str, error: type[BackendError] = InvalidRequestError) -> str | None:
-    from modal.config import config
-
-    try:
-        value = config.get(name)
-    except KeyError:  # only a later version of the client has this setting
-        return None
+    value = _read(name)
     if value is not None and not isinstance(value, str):
         raise error(f"{_named(name)} is of the type {type(value).__name__}, and must be text")
     return value
