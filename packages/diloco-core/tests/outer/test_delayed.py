@@ -26,13 +26,6 @@ def fragment_of(model, alpha=0.5, accelerator=None):
     return fragment
 
 
-def small_model():
-    model = nn.Sequential(nn.Linear(3, 2, bias=False), nn.BatchNorm1d(2, affine=False))
-    with torch.no_grad():
-        model[0].weight.copy_(torch.arange(6.0).view(2, 3))
-    return model
-
-
 def groups(fragment):
     return [Piece(index, 0, group.numel) for index, group in enumerate(fragment.layout.groups)]
 
@@ -42,42 +35,6 @@ def contributions(fragment):
         fragment.contributed(piece, fragment.copy[piece.group].new_empty(piece.numel)).clone()
         for piece in groups(fragment)
     ]
-
-
-def set_values(model, value):
-    with torch.no_grad():
-        model[0].weight.fill_(value)
-        model[1].running_mean.fill_(value)
-
-
-@pytest.mark.parametrize(
-    ("fate", "alpha", "wanted"),
-    [
-        ("counted", 0.25, 10.0 + 0.25 * (3.0 - 10.0)),
-        ("counted", 1.0, 3.0),
-        ("carried", 0.0, 10.0 + (3.0 - 1.0)),
-        ("carried", 0.25, 10.0 + 0.25 * (1.0 - 10.0) + (3.0 - 1.0)),
-        ("carried", 1.0, 3.0),
-        ("dropped", 0.25, 10.0),
-        ("none", 0.25, 10.0),
-    ],
-)
-def test_what_the_model_holds_afterwards(fate, alpha, wanted):
-    """The global copy goes from 1 to 10 while the model goes to 3."""
-    model = small_model()
-    set_values(model, 1.0)
-    fragment = fragment_of(model, alpha)
-    fragment.depart()
-    set_values(model, 3.0)
-    model[0].weight.grad = torch.ones_like(model[0].weight)
-    if fate == "carried":
-        assert fragment.progress() == []
-    for copy in fragment.copy:
-        copy.fill_(10)
-    fragment.arrive(fate)
-    assert torch.equal(model[0].weight, torch.full_like(model[0].weight, wanted))
-    assert model[0].weight.grad is None, "it belongs to the old values"
-    assert (model[1].running_mean == 10).all(), "buffers take what was synced"
 
 
 def mixed_model(dtype):

@@ -360,18 +360,3 @@ def test_replicas_with_other_groups_are_refused_by_name(kind, one, own, other, t
     mismatches = [str(error) for error in errors if isinstance(error, MismatchError)]
     assert mismatches
     assert all(told in message for message in mismatches)
-
-
-def test_settings_of_a_group_that_change_while_the_run_goes_on_are_refused():
-    model, made = torch.nn.Linear(2, 3), []
-
-    def keeps(parameters):
-        made.append(torch.optim.SGD(parameters, lr=0.5, momentum=0.5))
-        return made[-1]
-
-    groups = [{"params": model.weight}, {"params": model.bias}]
-    outer = loop(None, model, outer_optimizer=keeps, outer_groups=groups)[2]
-    made[-1].param_groups[0]["momentum"] = 0.1
-    message = r"outer_groups\[1\].momentum is 0.1 for fragment 0"
-    with pytest.raises(ConfigurationError, match=message):
-        outer.__enter__()

@@ -153,16 +153,6 @@ def test_a_fixed_run_that_is_resumed(fragments, wishes):
     assert identical([*run.live(resume=True), *wanted])
 
 
-@pytest.mark.parametrize("state", ["", "0-0-0000000000000000", None, 0.5, "1-0"])
-def test_a_saved_state_without_a_rate_that_can_be_used(state, lab):
-    model, inner, outer, _ = loop()
-    with outer:
-        lab.push(model, inner, 0, 0)
-        saved = outer.state_dict()
-    with pytest.raises(ConfigurationError, match="saved state of the outer loop"):
-        loop()[2].load_state_dict({**saved, "outer_lr": state})
-
-
 def asking(lab, exchange, wishes, steps=4, **options):
     """Ask for rates before some steps, by (rank, step); return those of the syncs."""
     model, inner, outer, reports = loop(exchange, **{"sync_every": 1, "outer_lr": 0.7, **options})
