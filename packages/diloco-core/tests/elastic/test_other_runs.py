@@ -234,11 +234,3 @@ def test_other_files_are_ignored_and_stay(folder, publishing):
     kept = [key for key, data in store.objects.items() if data == b"mine"]
     assert sorted(kept) == sorted(f"{folder}/{name}" for name in _STRAYS[folder])
     assert not any(key.endswith("tensors") for key in store.below("deltas/00000001")), "collected"
-
-
-def test_a_claim_is_no_stray_file():
-    store = SimulatedStore()
-    store.write("claims/00000/0001.json", b"")
-    outcome = once(SimulatedTraining(2, (12,)), 1, Elastic(1, grace=5.0), store=store)
-    assert isinstance(outcome.results[0, 1], RunExistsError)
-    assert "holds objects of an earlier run" in str(outcome.results[0, 1])

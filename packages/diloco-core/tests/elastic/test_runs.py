@@ -4,10 +4,8 @@ from functools import partial
 from itertools import pairwise
 
 import pytest
-import torch
 from members_lab import members_in
 from simulated import (
-    Fault,
     Schedule,
     SimulatedStore,
     SimulatedTraining,
@@ -18,23 +16,10 @@ from simulated import (
     violations,
 )
 
-from diloco_core import Elastic, StoreUnavailableError, SyncTimeoutError
+from diloco_core import Elastic, StoreUnavailableError
 
 
 class TestMembership:
-    def test_a_dead_replica_is_waited_for_once(self):
-        training = SimulatedTraining(syncs=12, sizes=(40,))
-        fault = Fault(2, 1, 54, "kill before")
-        schedule = Schedule(3, faults=[fault], restart_after=12.0)
-        outcome = flawless(training, schedule, Elastic(2, grace=10.0))
-        members = members_in(outcome.store)
-        assert members[0] == members[-1] == [0, 1, 2]
-        assert [0, 1] in members
-        # Nobody waits longer than the grace for the dead one.
-        waits = [report.wait_seconds for report in training.reports[0, 1]]
-        assert max(waits) < 10 + 1
-        assert sum(wait > 9 for wait in waits) <= 2
-
     @pytest.mark.parametrize("topology", ["sharded", "gather"])
     def test_an_outage_of_the_store_counts_towards_nobodys_grace(self, topology):
         def train(node, begins):
@@ -60,20 +45,6 @@ class TestMembership:
             assert members_in(outcome.store) == [[0, 1, 2]] * 5
             assert len(outcome.results) == 3
 
-    def test_a_lone_fresh_replica_never_overwrites_a_run(self):
-        store = SimulatedStore()
-        settings = Elastic(2, grace=5.0)
-        first = SimulatedTraining(syncs=4, sizes=(40,))
-        assert simulate(first, Schedule(3), settings, store=store).finished
-        kept = ("commits/", "manifest", "state/")
-        before = {key: data for key, data in store.objects.items() if key.startswith(kept)}
-        lone, schedule = SimulatedTraining(9, (40,)), Schedule(3, starts=[1e6, 0.0, 1e6])
-        options = {"sync_timeout": 50.0, "limit": 300.0}
-        outcome = simulate(lone, schedule, settings, store=store, **options)
-        assert {type(error) for error in outcome.errors().values()} == {SyncTimeoutError}
-        assert before.items() <= store.objects.items()
-        assert not lone.states
-
 
 class TestLateContributions:
     @pytest.mark.parametrize("late", ["carry", "drop"])
@@ -93,23 +64,6 @@ class TestLateContributions:
         else:
             assert covered < ranges[-1][1]
             assert {stop - start for start, stop in ranges} == {2}
-
-
-class TestResuming:
-    @pytest.mark.parametrize("topology", ["sharded", "gather"])
-    @pytest.mark.parametrize("sizes", [(40,), (40, 30)])
-    def test_a_run_that_stopped_goes_on_as_if_it_had_not(self, topology, sizes):
-        every = 3 if topology == "gather" else None
-        settings = Elastic(2, grace=20.0, topology=topology, publish_every=every)
-        whole = SimulatedTraining(syncs=8, sizes=sizes)
-        assert simulate(whole, Schedule(3), settings).finished
-        store = SimulatedStore()
-        half = SimulatedTraining(syncs=4, sizes=sizes)
-        assert simulate(half, Schedule(3), settings, store=store).finished
-        rest = SimulatedTraining(syncs=8, sizes=sizes, salts=half.salts)
-        flawless(rest, Schedule(3), settings, store=store)
-        if len(sizes) == 1:  # with several, steps since the others' last syncs are taken again
-            assert torch.equal(whole.states[8][0][2][0], rest.states[8][0][2][0])
 
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 from keys_lab import sealed_again
+from members_lab import members_in
 from simulated import Fault, Schedule, SimulatedTraining, flawless, once, simulate
 
 from diloco_core import CorruptedObjectError, Elastic, SyncTimeoutError
@@ -158,7 +159,12 @@ def test_a_run_tells_of_a_replica_that_dies_and_comes_back(topology, caplog):
     caplog.set_level(logging.INFO, "diloco_core")
     training = SimulatedTraining(syncs=12, sizes=(40,))
     schedule = Schedule(3, 1, faults=[Fault(2, 1, 59, "kill before")], restart_after=12.0)
-    flawless(training, schedule, Elastic(2, grace=10.0, topology=topology))
+    outcome = flawless(training, schedule, Elastic(2, grace=10.0, topology=topology))
+    members = members_in(outcome.store)
+    assert members[0] == members[-1] == [0, 1, 2]
+    waits = [report.wait_seconds for report in training.reports[0, 1]]
+    assert max(waits) < 10 + 1
+    assert sum(wait > 9 for wait in waits) <= 2, "nobody waits for the dead one again and again"
     for rank in (0, 1):
         lost = said_in(caplog, "goes on without rank 2, which")
         ((level, text),) = [each for each in lost if each[1].startswith(f"rank {rank}: ")]

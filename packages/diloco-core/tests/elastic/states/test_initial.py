@@ -2,6 +2,7 @@
 
 import logging
 import re
+from functools import cache
 
 import pytest
 import torch
@@ -34,6 +35,7 @@ def train(target, *values):
     return replica
 
 
+@cache
 def killed_early(topology):
     """What a run left that died when a sync was decided, and its states without a successor."""
     settings = Elastic(2, topology=topology, **SETTINGS)

@@ -1,13 +1,10 @@
 """Elastic runs whose syncs go on while the replicas train."""
 
-from contextlib import suppress
-
 import pytest
 import torch
 from simulated import Schedule, SimulatedTraining, flawless, once, simulate
 
-from diloco_core import DiLoCo, Elastic, StoreExchange
-from diloco_core._store._open import open_store
+from diloco_core import DiLoCo, Elastic
 
 
 def run(schedule, elastic, **training):
@@ -85,28 +82,3 @@ def test_a_new_incarnation_goes_on_after_uncounted_steps(fragments):
     outcome = simulate(train, Schedule(1, latency=0.001), Elastic(1, grace=2.0))
     assert begun == [(0, 0), (6, 0)]
     assert outcome.results[1 - 1, 2] == 12
-
-
-@pytest.mark.parametrize("fragments", [1, 2])
-def test_steps_that_are_lost_with_an_incarnation_are_said(lab, fragments, caplog):
-    """It died between the syncs of two fragments; one fragment loses none that are not repeated."""
-
-    def incarnation(steps):
-        net = lab.fill(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)))
-        inner = torch.optim.SGD(net.parameters(), lr=0.1)
-        store = open_store(f"memory://between-fragments/{fragments}")
-        exchange = StoreExchange(store, 0, 1, Elastic(1, grace=1.0))
-        options = {"sync_every": 2 * fragments, "fragments": fragments, "save_inner_every": 1}
-        with suppress(KeyboardInterrupt), DiLoCo(net, inner, exchange, **options) as outer:
-            for _ in range(steps):
-                lab.push(net, inner, 0, outer.inner_steps)
-            raise KeyboardInterrupt
-
-    incarnation(4 * fragments - 1)
-    assert "are lost" not in caplog.text
-    incarnation(0)
-    lost = [text for text in caplog.messages if "are lost" in text]
-    assert len(lost) == fragments - 1
-    for text in lost:
-        assert "rank 0: an earlier incarnation of this rank ended between" in text
-        assert "do not hold them: 2 of fragment 1." in text
