@@ -1,18 +1,14 @@
 """What processes and objects of earlier runs may not do to a fixed run."""
 
-import shutil
-
 import keys_lab
 import pytest
 import torch
-from safetensors.torch import load_file
 from simulated import Fault
 from strict_lab import LOST_AFTER, Means, Run, in_folder
 from training_lab import fill, identical
 
 from diloco_core import (
     CorruptedObjectError,
-    DiLoCo,
     FencedError,
     RendezvousTimeoutError,
     ReplicaLostError,
@@ -21,7 +17,6 @@ from diloco_core import (
     export,
 )
 from diloco_core._store._open import open_store
-from diloco_core.testing import run_replicas
 
 
 def test_beats_of_another_run_are_no_signs_of_life(new_store):
@@ -42,39 +37,6 @@ def test_beats_of_another_run_are_no_signs_of_life(new_store):
     with pytest.raises(ReplicaLostError, match=r"rank 1 has shown no sign of life for 10[0-9] s"):
         raise result
     assert LOST_AFTER < run.ended[0] < LOST_AFTER + 20.0
-
-
-def history(lab, folder, seed):
-    """A run of two replicas; its model."""
-
-    def train(exchange):
-        model = torch.nn.Linear(8, 8)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.fill_(1.0)
-        generator = torch.Generator().manual_seed(seed + exchange.rank)
-        inner = torch.optim.SGD(model.parameters(), lr=0.1)
-        with DiLoCo(model, inner, exchange, sync_every=1):
-            for _ in range(2):
-                for parameter in model.parameters():
-                    parameter.grad = torch.randn(parameter.shape, generator=generator)
-                inner.step()
-        return model.weight.detach().clone()
-
-    return run_replicas(train, lab.store_exchanges(folder, 2))[0]
-
-
-def test_objects_of_another_run_are_not_exported(lab, tmp_path):
-    """Also where their names, their model and their sync are the same."""
-    weight = history(lab, tmp_path / "one", 10)
-    history(lab, tmp_path / "other", 20)
-    one, other = tmp_path / "one" / "run", tmp_path / "other" / "run"
-    key = keys_lab.state_key(2, 1)
-    export(str(one), tmp_path / "model")
-    assert torch.equal(load_file(tmp_path / "model")["weight"], weight)
-    shutil.copy(other / key, one / key)
-    with pytest.raises(CorruptedObjectError, match="00001"):
-        export(str(one), tmp_path / "model", at=2)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("the data is missing"), RunExistsError("taken")])
@@ -144,7 +106,9 @@ def test_nothing_of_the_new_run_changes(resume, operations, tmp_path):
 
 
 @pytest.mark.parametrize("resume", [False, True])
-@pytest.mark.parametrize("operation", [7, 13, 20, 27, 33, 45])
+@pytest.mark.parametrize(
+    "operation", [7, 20, 33, 45, *(pytest.param(n, marks=pytest.mark.slow) for n in (13, 27))]
+)
 def test_wherever_it_hangs_no_other_model_comes_of_it(new_store, resume, operation):
     """It may also be a second process of its rank, if it has not joined a run by then."""
     run = Frozen(2, store=new_store())

@@ -92,22 +92,6 @@ def test_everybody_names_the_replica_that_failed_first(make, lab):
     assert "ValueError: bad batch" in str(results[0])
 
 
-def test_unequal_numbers_of_syncs_are_a_named_error_and_no_hang(make, lab):
-    def replica(exchange):
-        model = lab.fill(lab.small_model())
-        outer, optimizer = lab.outer_loop(model, exchange)
-        with outer:
-            for _ in range(3 + 2 * exchange.rank):
-                lab.small_step(model, optimizer)
-
-    first, second = run_replicas(replica, make(2))
-    assert first is None
-    assert isinstance(second, UnequalSyncsError)
-    assert second.rank == 0
-    assert "rank 0 has left the run after 3 syncs" in str(second)
-    assert "this replica (rank 1) cannot take sync 4, which needs all replicas" in str(second)
-
-
 def test_runs_without_a_step_end_in_peace(make, lab):
     """Whoever is done first has left before the others have adopted what it published."""
 

@@ -1,6 +1,7 @@
 """A fixed run ends with the bytes of a run between threads, also if it was resumed."""
 
 import itertools
+from functools import cache
 
 import pytest
 import torch
@@ -52,7 +53,9 @@ def trained(connections, last=STEPS, **options):
     return run(lambda each: replica(each, last, save_inner_every=1, **options), connections)
 
 
-def threads(ranks, options):
+@cache
+def threads(ranks, name):
+    options = {"sync_every": 4, **OPTIONS[name]}
     return run(lambda each: replica(each, **options), in_process(ranks, chunk_bytes=256))
 
 
@@ -76,14 +79,16 @@ OPTIONS = {
 @pytest.mark.parametrize("name", OPTIONS)
 def test_they_are_those_of_threads(name, ranks, exchanges, tmp_path):
     options = {"sync_every": 4, **OPTIONS[name]}
-    between_threads = threads(ranks, options)
+    between_threads = threads(ranks, name)
     stored = trained(exchanges(tmp_path / "run", ranks), **options)
     assert identical([between_threads[0], stored[0]])
     if name != "own buffers":
         assert identical(stored)
 
 
-@pytest.mark.parametrize("name", ["plain", "weighed", "feedback", "own buffers", "Adam", "mixed"])
+@pytest.mark.parametrize(
+    "name", ["plain", "weighed", "feedback", "own buffers", "Adam", "mixed", "encoded state"]
+)
 @pytest.mark.parametrize("stops", [pytest.param((6,), marks=pytest.mark.slow), (4, 8)])
 def test_they_are_those_of_a_run_that_was_not_stopped(name, stops, exchanges, tmp_path):
     options = {"sync_every": 4, "flush": "none", **OPTIONS[name]}

@@ -125,7 +125,9 @@ def test_many_schedules(run):
     _check(*run)
 
 
-@pytest.mark.parametrize("operation", range(1, 36))
+@pytest.mark.parametrize(
+    "operation", [pytest.param(n, marks=[] if n % 2 else pytest.mark.slow) for n in range(1, 36)]
+)
 def test_bits_that_flip_while_an_incarnation_begins_end_nothing(operation):
     fault = Fault(0, 1, operation, "flip")
     schedule = Schedule(2, seed=0, starts=[0.0, 0.0], faults=[fault], latency=0.001)

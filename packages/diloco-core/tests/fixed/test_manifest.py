@@ -1,11 +1,12 @@
 """The manifest of a fixed run: lost, damaged, that of another run; and who writes it again."""
 
+from functools import cache
+
 import keys_lab
 import pytest
 import torch
-from damage_lab import flip, late_bit
+from damage_lab import flip
 from keys_lab import MANIFEST, copy_key
-from safetensors.torch import load_file
 from strict_lab import Run, in_folder
 from training_lab import Clock, fill, identical, push
 
@@ -26,6 +27,11 @@ def stopped(new_store):
     run = Run(2, store=new_store())
     run.live(until=3)
     return run
+
+
+@cache
+def whole():
+    return Run(2).live()
 
 
 def manifests(run):
@@ -54,7 +60,7 @@ def test_one_of_the_two_is_enough(stopped, tmp_path, how, incarnations, of):
     steps = {1: 3, 2: 5}[incarnations]
     assert export(in_folder(stopped, tmp_path / "run"), tmp_path / "model") == steps
     seen = {}
-    assert identical([*stopped.live(resume=True, seen=seen), *Run(2).live()])
+    assert identical([*stopped.live(resume=True, seen=seen), *whole()])
     assert seen == dict.fromkeys(range(2), (steps, 2 * steps, 0))
 
 
@@ -83,7 +89,7 @@ def test_put_back_it_is_read_again(stopped):
         stopped.store.remove(key)
     stopped.live(resume=True)
     stopped.store.write(both[0], data)
-    assert identical([*stopped.live(resume=True), *Run(2).live()])
+    assert identical([*stopped.live(resume=True), *whole()])
 
 
 def test_a_copy_of_another_run_does_no_harm(stopped):
@@ -91,7 +97,7 @@ def test_a_copy_of_another_run_does_no_harm(stopped):
     other.live(until=1)
     _, copy = manifests(stopped)
     stopped.store.objects[copy] = other.store.objects[MANIFEST]
-    assert identical([*stopped.live(resume=True), *Run(2).live()])
+    assert identical([*stopped.live(resume=True), *whole()])
 
 
 def test_nor_is_it_believed_where_the_manifest_is_gone(stopped):
@@ -102,31 +108,6 @@ def test_nor_is_it_believed_where_the_manifest_is_gone(stopped):
     stopped.store.remove(manifest)
     for result in stopped.live(resume=True):
         assert isinstance(result, (CorruptedObjectError, RunExistsError)), result
-
-
-@pytest.fixture
-def run(new_store):
-    """A run that was resumed twice, and has ended after six outer steps."""
-    run = Run(2, store=new_store())
-    run.live(until=3)
-    run.live(resume=True, until=5)
-    run.weights, _ = run.live(resume=True)
-    return run
-
-
-def test_the_newest_state_is_exported(run, tmp_path):
-    assert export(in_folder(run, tmp_path / "run"), tmp_path / "model") == 6
-    assert identical([load_file(tmp_path / "model"), run.weights])
-
-
-@pytest.mark.parametrize(("how", "shard"), [("damaged", 0), ("zeros", 1)])
-def test_the_one_before_where_the_newest_one_is_not_whole(run, tmp_path, how, shard):
-    keys = keys_lab.newest(run.store.objects)
-    (key,) = keys_lab.keys_of(keys, "state", sync=6, rank=shard)
-    run.store.damage(key, late_bit(run.store.objects[key] if how == "damaged" else bytes(99)))
-    assert export(in_folder(run, tmp_path / "run"), tmp_path / "model") == 5
-    weights, other = run.live(resume="newest-whole", until=5)
-    assert identical([load_file(tmp_path / "model"), weights, other])
 
 
 HARM = {

@@ -97,17 +97,6 @@ def test_killed_anywhere_it_ends_as_a_run_that_was_not(seed, encoded, new_store,
         assert same(results, Run(**kind).live())
 
 
-@pytest.mark.parametrize("fragments", [1, 2])
-def test_a_run_with_encoded_state_keeps_what_it_will_need(fragments, new_store):
-    """However many syncs each incarnation takes."""
-    wanted = Run(2, fragments, syncs=13, options=ENCODED).live()
-    for first, second in [(4, 9), (5, 6), (6, 12), (7, 10)]:
-        run = Run(2, fragments, syncs=13, options=ENCODED, store=new_store())
-        run.live(until=first)
-        run.live(until=second, resume=True)
-        assert same(run.live(resume=True), wanted), (first, second)
-
-
 def test_initial_values_are_not_written_again_with_later_ones():
     """They are gone; by the time that all updates are added, memory holds other values."""
     run = Run(2, options=ENCODED)

@@ -91,26 +91,6 @@ class TestState:
 
 
 class TestInnerState:
-    @pytest.mark.parametrize("place", [0.02, 0.5, 0.999])
-    def test_the_one_before_is_taken_and_the_log_says_so(self, stopped, caplog, place):
-        keys = keys_lab.keys_of(stopped.store.objects, "inner", rank=1)
-        assert len(keys) == 2
-        harm(stopped, keys[-1], place)
-        seen = {}
-        with caplog.at_level(logging.WARNING):
-            assert identical(stopped.live(resume=True, seen=seen))
-        assert seen == {0: (3, 6, 0), 1: (3, 6, 2)}
-        assert "restored the inner state that was saved after sync 2 instead. Skip 2 batches" in (
-            caplog.text
-        )
-
-    def test_of_another_rank(self, stopped, caplog):
-        """Its bytes are whole, but they belong under another key."""
-        own, theirs = (newest(stopped, "inner", rank=rank) for rank in (1, 0))
-        stopped.store.damage(own, stopped.store.objects[theirs])
-        assert identical(stopped.live(resume=True))
-        assert "written under another key" in caplog.text
-
     def test_of_a_sync_that_was_given_up(self, stopped, caplog):
         """The only save is that of the last sync, whose state is gone."""
         for key in kept(stopped, "inner"):

@@ -105,41 +105,6 @@ def test_open_steps_that_are_lost_are_counted_in_the_log(new_store, caplog):
     assert "save_inner_every=1 avoids this" in caplog.text
 
 
-@dataclass
-class Two(Run):
-    """A run with two optimizers, of which the second one does not take some steps."""
-
-    skipped: tuple = ()
-    taken: list = field(default_factory=list)
-
-    def train(self, exchange, until, steps, **more):
-        net = self.net()
-        two = [torch.optim.SGD(layer.parameters(), lr=0.5) for layer in net]
-        with DiLoCo(
-            net, two, exchange, sync_every=3, flush="none", save_inner_every=1, **more
-        ) as outer:
-            number = outer.inner_steps
-            while number < steps:
-                for parameter in net.parameters():
-                    parameter.grad = torch.full_like(parameter, 0.01 * (number + 1))
-                for optimizer in two if number not in self.skipped else two[:1]:
-                    optimizer.step()
-                self.taken.append(number)
-                number += 1
-        return values(net)
-
-
-def test_a_step_of_some_optimizers_is_not_taken_again(new_store):
-    """Neither if the block is left in it, nor if a sync comes in it."""
-    for skipped, stops in ((4,), (5,)), (range(12), (7, 8)):
-        wanted = Two(1, skipped=skipped).live(steps=12)
-        for stop in stops:
-            run = Two(1, skipped=skipped, store=new_store())
-            run.live(steps=stop)
-            assert identical([*wanted, *run.live(resume=True, steps=12)])
-            assert run.taken == list(range(12))
-
-
 @pytest.mark.parametrize(
     ("options", "told"), [({}, "They are saved"), ({"save_inner_every": 0}, "and they are lost")]
 )
