@@ -215,6 +215,8 @@ DIFFERENT = {
     "flush": ["none", "partial"],
     "error_feedback": [0.5, True],
     "outer_lr": [0.5, lambda sync: 0.5],
+    "codec": ["plain", "bf16"],
+    "state_codec": ["plain", "int8"],
 }
 
 

@@ -8,6 +8,7 @@ here.
 import inspect
 import re
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -138,7 +139,14 @@ def objects(exchange):
 
 
 def over(kind, replicas):
-    return lambda options: run(exchanges(kind, replicas), options)
+    return lambda options: (
+        run(exchanges(kind, replicas), options) if options else plain(kind, replicas)
+    )
+
+
+@cache
+def plain(kind, replicas):
+    return run(exchanges(kind, replicas), {})
 
 
 def run(each, options):

@@ -63,12 +63,15 @@ def replica(make, committed, exchange, looks=True, steps=9, **options):
     return values(model)
 
 
-@pytest.mark.parametrize("options", [{}, DELAYED, AVERAGED], ids=["plain", "delayed", "averaged"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(kind, {}) for kind in KINDS]
+    + [("store", DELAYED), ("gather", DELAYED), ("threads", AVERAGED), ("sharded", AVERAGED)],
+)
 def test_all_replicas_have_the_same_values_and_train_as_if_nobody_had_looked(kind, options):
     make, looked, alone = Everything, [{}, {}], [{}, {}]
-    if kind == "manager":  # which knows neither counters nor a delay
-        make, options = layers, {**options, "delay": 0}
+    if kind == "manager":  # which knows no counters
+        make = layers
     ends = run(partial(replica, make, looked, **options), exchanges(kind, 2))
     ends += run(partial(replica, make, alone, looks=False, **options), exchanges(kind, 2))
     assert identical(ends)
@@ -78,8 +81,10 @@ def test_all_replicas_have_the_same_values_and_train_as_if_nobody_had_looked(kin
     assert 0 in looked[0], "before the first sync"
 
 
-@pytest.mark.parametrize("options", [{}, DELAYED, AVERAGED], ids=["plain", "delayed", "averaged"])
-@pytest.mark.parametrize("kind", ["fixed", "sharded", "gather"])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("fixed", {}), ("sharded", {}), ("gather", {}), ("sharded", DELAYED), ("gather", AVERAGED)],
+)
 def test_they_are_what_export_writes_of_the_same_sync(tmp_path, kind, options):
     committed, uri = [{}, {}], tmp_path / "run"
     run(partial(replica, Everything, committed, **options), over_store(uri, kind))

@@ -102,15 +102,6 @@ class TestTheEnd:
         assert lab.identical(lab.run(replica, in_process(2)))
         assert "'bias'" in caplog.text
 
-    def test_it_is_what_export_writes(self, lab, tmp_path):
-        each = exchanges("elastic", 1, tmp_path / "run", grace=1.0)
-        ((held, committed),) = self.runs(lab, another_step, each)
-        export(tmp_path / "run", tmp_path / "model.safetensors")
-        written = load_file(tmp_path / "model.safetensors")
-        written["gap"] = written["gap"].nan_to_num()
-        assert lab.identical([held, written])
-        assert committed == 2
-
     def test_where_it_can_no_longer_be_put_back_that_is_an_error(self, lab):
         def change(model, inner, rank):
             model.linear = nn.Linear(3, 2)

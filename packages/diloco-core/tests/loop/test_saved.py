@@ -93,7 +93,7 @@ def places(state):
     yield lambda s: s["since_sync"].reverse()
     yield lambda s: s["since_sync"].append(2)
     yield lambda s: s["has_inner_state"].append(False)
-    for key in ("fragments", "settings", "tensors", "model", "since_sync", "stepped"):
+    for key in ("fragments", "settings", "tensors", "model", "since_sync", "stepped", "outer_lr"):
         yield lambda s, k=key: s.update({k: None})
         yield lambda s, k=key: s.pop(k)
     yield lambda s: s.update(fragments=[{}])

@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from loop_lab import exchanges, loop
 
 from diloco_core import (
@@ -13,7 +12,6 @@ from diloco_core import (
     Seconds,
     SyncError,
     Timing,
-    make_diloco_outer_loop,
     plan_exchange,
 )
 
@@ -69,14 +67,6 @@ def test_a_window_that_others_would_not_wait_for():
     with pytest.raises(ConfigurationError, match=r"leaves 60 s.*grace is 30 s.*only 90 s"):
         loop(exchange, sync_every=Seconds(60))
     assert loop(exchange, sync_every=Seconds(60), fragments=2)
-
-
-def test_the_factory_takes_them_too():
-    model = torch.nn.Linear(2, 2)
-    inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    (exchange,) = exchanges("elastic", 1)
-    outer = make_diloco_outer_loop(model, inner, exchange, sync_every=Seconds(5))
-    assert outer.sync_every == Seconds(5)
 
 
 def test_training_outside_of_the_block_is_noticed_after_many_steps(lab):
