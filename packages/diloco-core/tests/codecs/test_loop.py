@@ -2,18 +2,14 @@
 
 import pytest
 import torch
-from codecs_lab import DENSE, over_store
-from safetensors.torch import load_file
-from training_lab import fill, identical, train, values
+from training_lab import fill
 
 from diloco_core import (
     ConfigurationError,
     DiLoCo,
     Exchange,
     ManagerExchange,
-    MismatchError,
     MockManager,
-    export,
     in_process,
     plan_exchange,
 )
@@ -21,35 +17,6 @@ from diloco_core import (
 
 def make(rank=0):
     return fill(torch.nn.Linear(40, 30))
-
-
-@pytest.mark.parametrize("name", DENSE)
-def test_replicas_agree_and_end_near_the_plain_run(name):
-    plain = train(make, in_process(2))
-    coded = train(make, in_process(2), codec=name)
-    assert identical(coded)
-    moved = torch.cat([(plain[0][key] - start).flatten() for key, start in values(make()).items()])
-    off = torch.cat([(plain[0][key] - coded[0][key]).flatten() for key in plain[0]])
-    assert off.norm() < 0.3 * moved.norm()
-    assert bool(off.any()) == (name != "fp32")  # of an fp32 model, fp32 loses nothing
-
-
-@pytest.mark.parametrize("elastic", [{}, {"min_replicas": 2}], ids=["fixed", "elastic"])
-def test_what_is_exported_is_the_model(elastic, tmp_path):
-    ends = train(make, over_store(tmp_path / "run", **elastic), codec="e2m1")
-    export(tmp_path / "run", tmp_path / "model.safetensors")
-    assert identical([load_file(tmp_path / "model.safetensors"), *ends])
-
-
-@pytest.mark.parametrize("elastic", [{}, {"min_replicas": 2}], ids=["fixed", "elastic"])
-def test_a_run_goes_on_with_its_codec_only(elastic, tmp_path):
-    train(make, over_store(tmp_path / "run", **elastic), codec="int8")
-    again = {"resume": True} | elastic
-    with pytest.raises(BaseExceptionGroup) as caught:
-        train(make, over_store(tmp_path / "run", **again), codec="bf16")
-    assert all(isinstance(error, MismatchError) for error in caught.value.exceptions)
-    assert any("pass codec='int8'" in str(error) for error in caught.value.exceptions)
-    assert identical(train(make, over_store(tmp_path / "run", **again), codec="int8"))
 
 
 def refused(pattern, codec, exchange=None):

@@ -16,7 +16,6 @@ from diloco_core import (
     DiLoCo,
     DivergedError,
     ManagerExchange,
-    MismatchError,
     MockManager,
     NonFiniteUpdateError,
     export,
@@ -72,15 +71,6 @@ def test_a_resumed_run_ends_as_one_that_was_not_interrupted(fragments, every, me
         export(tmp_path / "parts", tmp_path / "model.safetensors")
         assert identical([load_file(tmp_path / "model.safetensors"), ends[0]])
     assert identical([*whole, *ends])
-
-
-def test_delays_and_codecs_go_with_it(tmp_path):
-    options = {"codec": "int8", "delay": 1, "alpha": 0.5, "flush": "partial"}
-    ends = each_until(8, over_store(tmp_path / "fixed"), **options, **INT8)
-    elastic = over_store(tmp_path / "elastic", min_replicas=2)
-    ends += each_until(8, elastic, **options, **INT8)
-    threads = each_until(8, in_process(2), **options, **IN_THREADS)
-    assert identical([*ends, *threads])
 
 
 def test_a_loop_that_was_saved_keeps_its_residual():
@@ -202,36 +192,6 @@ def test_an_update_that_is_not_finite_is_not_published(tmp_path):
     assert any(isinstance(error, NonFiniteUpdateError) for error in caught.value.exceptions)
 
 
-@pytest.mark.parametrize(
-    ("other", "setting"),
-    [
-        ({"state_codec": "bf16", "full_state_every": 3}, "state_codec"),
-        ({"state_codec": "int8", "full_state_every": 4}, "full_state_every"),
-        ({"state_codec": "plain"}, "state_codec"),
-    ],
-)
-@pytest.mark.parametrize("membership", [{}, {"min_replicas": 1, "grace": 30.0}])
-def test_replicas_and_incarnations_need_the_same(other, setting, membership, tmp_path):
-    for begun, resumed in ((INT8, other), (other, INT8)):
-        folder = tmp_path / begun["state_codec"] / str(len(list(tmp_path.iterdir())))
-        train(make, over_store(folder, **membership), **begun)
-        again = over_store(folder, resume=True, **membership)
-        with pytest.raises(BaseExceptionGroup) as caught:
-            train(make, again, **resumed)
-        assert all(isinstance(error, MismatchError) for error in caught.value.exceptions)
-        assert all(f"{setting}=" in str(error) for error in caught.value.exceptions)
-    if membership:  # who comes second does not join
-        first, second = over_store(tmp_path / "both", **{**membership, "grace": 1.0})
-        until(make, first, 2, **INT8)
-        with pytest.raises(MismatchError, match=f"{setting}="):
-            until(make, second, 2, **other)
-    elif setting == "state_codec":
-        both = IN_THREADS, {setting: other[setting]}
-        with pytest.raises(BaseExceptionGroup) as caught:
-            run(lambda each: until(make, each, 2, **both[each.rank]), in_process(2))
-        assert any(f"differ in setting '{setting}'" in str(e) for e in caught.value.exceptions)
-
-
 def refused(pattern, exchange=None, **options):
     model = make()
     exchange = exchange or in_process(1)[0]
@@ -252,14 +212,6 @@ def test_what_does_not_fit_is_refused(tmp_path):
     told = "cannot be used with topology='gather'.*use topology='sharded'"
     refused(told, elastic, state_codec="int8")
     assert not (tmp_path / "run").exists() or not any((tmp_path / "run").iterdir())
-
-
-def test_planning_refuses_what_does_not_fit():
-    with pytest.raises(ConfigurationError, match=r"state_codec='int8' cannot .* topology='gather'"):
-        plan_exchange(1e6, 4, 1e9, state_codec="int8", topology="gather")
-    assert plan_exchange(1e6, 2, 1e9, state_codec="int8", codec="topk64").topology == "sharded"
-    with pytest.raises(ConfigurationError, match="full_state_every"):
-        plan_exchange(1e6, 4, 1e9, fixed=True, state_codec="int8", full_state_every=0)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from codecs_lab import CODECS, SPARSE, decoded, random
 from hypothesis import given
 from hypothesis import strategies as st
-from training_lab import identical, push, run
+from training_lab import run
 
 from diloco_core import ConfigurationError, DiLoCo, in_process, plan_exchange
 
@@ -99,12 +99,6 @@ def test_the_bytes():
     assert data[21:].tolist() == [2 | 1 << 2 | 3 << 4]
 
 
-@pytest.mark.parametrize(("name", "times"), [("topk64", 128), ("topk128", 68)])
-def test_it_is_small(name, times):
-    size = CODECS[name].size(torch.float32, 100 * BLOCK)
-    assert 4 * 100 * BLOCK // size == times >= 50
-
-
 @pytest.mark.parametrize("name", SPARSE)
 def test_bytes_that_are_damaged_decode_to_something(name):
     """They are read before they are checked, and most positions lie outside a short block."""
@@ -178,25 +172,6 @@ def test_what_it_does_not_go_with_is_refused(name):
             DiLoCo(model, inner, in_process(3)[0], sync_every=1, **options)
 
 
-def test_a_left_out_decay_is_that_of_sparseloco():
-    def ends(**options):
-        def one(exchange):
-            model = torch.nn.Linear(70, 30)
-            with torch.no_grad():
-                model.weight.fill_(0.5)
-                model.bias.zero_()
-            inner = torch.optim.SGD(model.parameters(), lr=1.0)
-            with DiLoCo(model, inner, exchange, sync_every=1, codec="topk64", **options):
-                for step in range(6):
-                    push(model, inner, exchange.rank, step)
-            return {"weight": model.weight.detach().clone()}
-
-        return run(one, in_process(2))
-
-    assert identical([*ends(), *ends(error_feedback=0.95)])
-    assert not identical([ends()[0], ends(error_feedback=1.0)[0]])
-
-
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_gather_suits_it_and_is_chosen(replicas):
     """In the sharded topology, the new values would travel in full at every sync."""
@@ -206,4 +181,5 @@ def test_gather_suits_it_and_is_chosen(replicas):
     }
     assert plans["gather"].seconds < 0.6 * plans["sharded"].seconds
     assert plan_exchange(1e9, replicas, 1.25e9, codec="topk64").topology == "gather"
-    assert plan_exchange(1e9, replicas, 1.25e9).topology == "sharded"
+    for options in ({}, {"codec": "topk64", "state_codec": "int8"}):
+        assert plan_exchange(1e9, replicas, 1.25e9, **options).topology == "sharded"

@@ -4,7 +4,6 @@ done between them.
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,15 +12,12 @@ from sync_lab import LEARNED, START, Replica
 from diloco_core import (
     ManagerExchange,
     MockManager,
-    NonFiniteDeltaError,
     ReplicaLostError,
-    StoreExchange,
     SyncError,
     Timing,
     connect,
     in_process,
 )
-from diloco_core._exchange._pending import Syncs
 
 KINDS = ("in process", "fixed", "elastic", "manager")
 TELLING = ("in process", "fixed", "elastic")
@@ -143,31 +139,3 @@ def test_a_sync_that_is_given_up_cannot_be_finished(replicas, request):
         with pytest.raises(ReplicaLostError, match="out of coffee") as caught:
             first.finish()
         assert caught.value.rank == 1
-
-
-@each(*TELLING)
-def test_what_is_not_finite_stops_and_the_others_hear_of_it(replicas):
-    good, bad = replicas
-    with torch.no_grad():
-        bad.parameter[3] = torch.nan
-    with pytest.raises(NonFiniteDeltaError):
-        begin(bad)  # in the first half
-    with pytest.raises(SyncError, match="ended"):
-        bad.exchange.begin(bad.job)
-    if not isinstance(good.exchange, StoreExchange) or good.exchange.fixed:
-        with pytest.raises(ReplicaLostError, match="NonFiniteDeltaError"):
-            good.exchange.sync(good.job)
-
-
-@pytest.mark.parametrize("half", [1, 2])
-def test_a_sync_that_fails_is_over(half):
-    def steps():
-        if half == 1:
-            raise KeyError("half")
-        yield lambda: True
-        raise KeyError("half")
-
-    syncs = Syncs()
-    with pytest.raises(KeyError, match="half"):
-        syncs.begin("x", steps(), nullcontext).finish()
-    syncs.check("nothing is under way, so nothing is refused")

@@ -38,6 +38,8 @@ from diloco_core import ConfigurationError, StoreModel, Transfer, plan_exchange
         ({"topology": ["sharded"]}, "topology must be"),
         ({"clip": ["median"]}, "clip must be"),
         ({"state_codec": "topk64"}, "'topk64' sends only a few of the values"),
+        ({"state_codec": "int8", "topology": "gather"}, "int8' cannot .* topology='gather'"),
+        ({"fixed": True, "state_codec": "int8", "full_state_every": 0}, "full_state_every"),
         ({"state_codec": "int8", "outer_state": 2}, "outer_state is 2, .* only SGD"),
         *(
             ({name: value}, "cannot be computed")

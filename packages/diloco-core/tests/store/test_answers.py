@@ -145,8 +145,10 @@ def test_a_wrong_clock_and_too_few_requests_are_named(store, small_s3, clock):
     assert 10 < clock.now - before <= 20
 
 
-@pytest.mark.parametrize("what", ["lose", "late", "never", 404])
-@pytest.mark.parametrize("code", ["InternalError", "NoSuchUpload", "RequestTimeout"])
+@pytest.mark.parametrize(
+    ("what", "code"),
+    [("lose", ""), (404, "NoSuchUpload"), ("late", "InternalError"), ("never", "RequestTimeout")],
+)
 def test_a_large_write_whose_last_answer_is_lost_is_sent_anew(store, small_s3, what, code):
     """The second try is told that there is no such upload, since the first has ended it."""
     data = bytes(range(256)) * (2 * PART_BYTES // 256) + b"end"
@@ -157,7 +159,7 @@ def test_a_large_write_whose_last_answer_is_lost_is_sent_anew(store, small_s3, w
     assert small_s3.objects["run/large"] == data
 
 
-@pytest.mark.parametrize("code", ["RequestTimeout", "SlowDown", "ExpiredToken", "NoSuchUpload"])
+@pytest.mark.parametrize("code", ["RequestTimeout", "NoSuchUpload"])
 def test_an_upload_in_parts_outlives_what_passes(store, small_s3, code):
     """obstore tries a part again by the status alone; so everything is sent anew."""
     data = bytes(range(256)) * (3 * PART_BYTES // 256)

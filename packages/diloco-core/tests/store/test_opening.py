@@ -191,9 +191,3 @@ class TestStrayObjects:
         listed = store.list("deltas/")
         assert listed.pop("deltas/0") == 5
         assert set(listed) <= {f"deltas/{odd}"}
-
-    def test_a_placeholder_is_no_object(self, store, small_s3):
-        small_s3.objects["run/deltas/"] = b""
-        store.put("deltas/0", [b"x"])
-        store.delete(store.list(""))
-        assert list(small_s3.objects) == ["run/deltas/"]

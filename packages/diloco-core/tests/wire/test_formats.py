@@ -49,11 +49,6 @@ def test_what_no_replica_would_read_is_not_written():
         seal("manifest", KEY, {"names": "x" * (RECORD_BYTES - bare + 1)})
 
 
-def test_a_record_is_json_and_says_what_it_is():
-    record = json.loads(RECORD)
-    assert (record["kind"], record["format"], record["sync"]) == ("commit", FORMAT, 1)
-
-
 def test_every_bit_and_every_truncation_of_a_record_is_noticed():
     for position in range(8 * len(RECORD)):
         with pytest.raises((CorruptedObjectError, FormatError)):
