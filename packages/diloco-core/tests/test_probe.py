@@ -4,16 +4,9 @@ import itertools
 
 import pytest
 
-from diloco_core import ConfigurationError, StoreUnavailableError
+from diloco_core import StoreUnavailableError
 from diloco_core._store import _open as stores
 from diloco_core.probe import main, measure, run, speed_in_words
-
-
-def test_a_folder_will_do(tmp_path):
-    found = run(str(tmp_path / "run"))
-    assert found["exclusive"] is True
-    assert 0 <= found["seconds"] < 60
-    assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
 
 
 def test_a_store_that_ignores_conditions_is_told(tmp_path, monkeypatch):
@@ -26,17 +19,10 @@ def test_a_store_that_ignores_conditions_is_told(tmp_path, monkeypatch):
     assert run(str(tmp_path / "run"))["exclusive"] is False
 
 
-def test_what_cannot_be_used_raises(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(StoreUnavailableError):
-        run(str(tmp_path / "file" / "run"))
-    with pytest.raises(ConfigurationError):
-        run("nonsense://bucket/run")
-
-
 class TestSpeed:
     def test_it_is_measured_and_nothing_is_left(self, tmp_path):
         found = run(str(tmp_path / "run"), measured=True)
+        assert found["exclusive"] is True
         assert all(found[name] > 0 for name in ("write_ms", "read_ms", "write_mb_s", "read_mb_s"))
         assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
 

@@ -1,17 +1,9 @@
 """The table and the picture that the documentation shows are those that the kept results give."""
 
 import shutil
-import xml.etree.ElementTree as ET
 from dataclasses import asdict
 
 import pytest
-
-
-@pytest.fixture(scope="module")
-def kept(proof):
-    """The results in the repository."""
-    folder = proof.results.FOLDER
-    return [proof.results.Results.of(folder / f"{name}.json") for name in ("losses", "times")]
 
 
 @pytest.fixture
@@ -78,13 +70,3 @@ class TestGoals:
         del losses.found["int8"]["1"]
         row = next(row for row in proof.rows.ROWS if row.name == "int8")
         assert proof.goals.change(row, losses) == pytest.approx([0.02])
-
-
-class TestWrite:
-    def test_the_table_takes_its_place_and_nothing_else_changes(self, proof, kept, tmp_path):
-        page = tmp_path / "page.md"
-        page.write_text("# before\n<!-- bench-proof -->\nold\n<!-- end of bench-proof -->\nafter\n")
-        proof.page.write(page)
-        start, end = "# before\n<!-- bench-proof -->\n", "\n<!-- end of bench-proof -->\nafter\n"
-        assert page.read_text() == f"{start}{proof.page.tables(*kept)}{end}"
-        ET.fromstring((tmp_path / proof.page.PICTURE).read_text())

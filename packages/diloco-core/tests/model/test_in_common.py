@@ -44,11 +44,6 @@ class TestWhatReplicasHaveInCommon:
             assert "tensor 'body.weight'" in str(result)
             assert "frozen" in str(result)
 
-    def test_over_a_store(self, lab):
-        each = exchanges("store", 2)
-        for result in self.outcome(lab, lambda model: model.base.bias.data.add_(1), each):
-            assert isinstance(result, MismatchError)
-
     def test_a_late_joiner_of_an_elastic_run(self, lab, tmp_path):
         def incarnation(rank, change=lambda model: None):
             (exchange,) = exchanges("elastic", 2, tmp_path, ranks=[rank], least=1, grace=1.0)
