@@ -147,7 +147,8 @@ def test_a_wrong_clock_and_too_few_requests_are_named(store, small_s3, clock):
 
 @pytest.mark.parametrize(
     ("what", "code"),
-    [("lose", ""), (404, "NoSuchUpload"), ("late", "InternalError"), ("never", "RequestTimeout")],
+    [("lose", ""), (404, "NoSuchUpload"), ("late", "InternalError"), ("never", "RequestTimeout")]
+    + [(what, "NoSuchUpload") for what in ("late", "never")],
 )
 def test_a_large_write_whose_last_answer_is_lost_is_sent_anew(store, small_s3, what, code):
     """The second try is told that there is no such upload, since the first has ended it."""
