@@ -146,7 +146,7 @@ class InnerState:
             if trying and isinstance(holder, TriedOut):
                 continue
             try:
-                tree[name] = pack(holder.state_dict(), tensors, name)
+                tree[name] = pack(self._state_of(holder), tensors, name)
             except ConfigurationError:
                 raise
             except Exception as error:
@@ -155,6 +155,13 @@ class InnerState:
                     f"{error}"
                 ) from error
         return tree
+
+    # A process that holds parts of tensors has other ways.
+    def _state_of(self, holder: Stateful) -> Any:
+        return holder.state_dict()
+
+    def _load(self, holder: Stateful, state: Any) -> None:
+        holder.load_state_dict(state)
 
     def parts(self, inner_steps: int, identity: str, rollback: int = 0) -> Iterator[Buffer]:
         """The bytes of the file. One tensor at a time is copied to the CPU.
@@ -225,7 +232,7 @@ class InnerState:
         for name, holder in self._holders.items():
             given_settings = _settings(holder)
             try:
-                holder.load_state_dict(unpack(tree[name], tensors))
+                self._load(holder, unpack(tree[name], tensors))
                 if isinstance(holder, torch.optim.Optimizer):
                     _lay_out_like_parameters(holder)
                     _move_settings(holder, given_settings)
