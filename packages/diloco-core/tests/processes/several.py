@@ -343,6 +343,8 @@ def plain_values(model):
 def evaluated(outer, model, optimizer, x):
     """What the committed model says, and whether all is as before, also after an error."""
     own, gradients = plain_values(model), [each.grad for each in model.parameters()]
+    trained = [each for each in model.parameters() if each.requires_grad]
+    trained[0].requires_grad_(False)
     with contextlib.suppress(ArithmeticError), outer.global_model(), torch.no_grad():
         inside, answers = plain_values(model), model(x).flatten().tolist()
         model.load_state_dict(model.state_dict())  # what is loaded here is no concern
@@ -353,7 +355,10 @@ def evaluated(outer, model, optimizer, x):
                 act()
             except SyncError as error:
                 refused.append("came inside `with outer.global_model()" in str(error))
+        model.requires_grad_(False)
         raise ArithmeticError
+    for parameter in trained:
+        parameter.requires_grad_(True)
     reshard(model)
     assert refused == [True] * 3
     assert all(torch.equal(inside[name], each) for name, each in state.items())

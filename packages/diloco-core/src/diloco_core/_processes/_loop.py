@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, Self
 
 import torch
-from torch.nn import Parameter
 
 from .._arithmetic._layout import Rule
 from .._checks import whole
@@ -331,8 +330,7 @@ class ReplicaLoop(DiLoCo):
 
     def _synced(self) -> list[torch.Tensor]:
         reshard(self._wrapped)
-        tensors = (each.tensor for each in self._held)
-        return [each for each in tensors if each.requires_grad or not isinstance(each, Parameter)]
+        return [each.tensor for each in self._held if each.is_synced]
 
     def _put_global(self) -> None:
         gradients = [(each, each.grad) for each in self._synced()]

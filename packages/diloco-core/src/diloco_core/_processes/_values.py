@@ -34,6 +34,16 @@ class Held(NamedTuple):
     here: _Chunk
     gives: bool
 
+    @property
+    def is_trained(self) -> bool:
+        """Say whether it is a parameter that was trained at first; it may be frozen for a time."""
+        return self.whole.requires_grad
+
+    @property
+    def is_synced(self) -> bool:
+        """Say whether it is such a parameter, or a buffer."""
+        return self.is_trained or not isinstance(self.whole, torch.nn.Parameter)
+
 
 Now: TypeAlias = Callable[[], Sequence[Held]]
 """Returns all of it, as it is when a process has to read or write it."""
@@ -89,7 +99,7 @@ def samples(held: Sequence[Held]) -> dict[int, list[float]]:
     alike = {
         number: each.tensor
         for number, each in enumerate(held)
-        if each.tensor.requires_grad and not isinstance(each.tensor, DTensor)
+        if each.is_trained and not isinstance(each.tensor, DTensor)
     }
     most = min(_MOST, max(1, _MOST_OF_ALL // max(1, len(alike))))
     return {number: sample(tensor, most).tolist() for number, tensor in alike.items()}
