@@ -299,6 +299,9 @@ def member(folder, kind, case):
                 if case.get("evaluate"):
                     with torch.no_grad():
                         model(x)  # leaves the root of FSDP whole
+            if case.get("alone") == process:
+                with outer.global_model():
+                    pass
             if case.get("load_last"):
                 state = model.state_dict()
                 trained = {name: values / 2 for name, values in state.items() if "bias" not in name}

@@ -14,6 +14,7 @@ MIXED = {"sgd": True, "options": {"delay": 2, "alpha": 0.5}, "connect": {"min_re
 UNLIKE = (
     "ConfigurationError: the processes of this replica do not have the same model and settings: "
 )
+APART = "SyncError: the processes of this replica do different things (process 0: "
 ELASTIC = {"connect": {"min_replicas": 2}, "options": {"weight": "tokens"}, "evaluate": True}
 
 
@@ -190,6 +191,8 @@ def test_a_rate_that_any_process_sets_holds_where_syncs_come_after_seconds(tmp_p
         ("ddp", {"load_at": 4}, "ModelChangedError: values were loaded into the model"),
         ("fsdp", {"load_at": 4}, "ModelChangedError: values were loaded into the model"),
         ("fsdp", {"load_last": True}, "ModelChangedError: values were loaded into the model"),
+        ("ddp", {"alone": 0}, f"{APART}global_model(), process 1: the end of the block)"),
+        ("ddp", {"alone": 1}, f"{APART}the end of the block, process 1: global_model())"),
         ("plain", {"how": "meta"}, "ConfigurationError: process 0 of this replica: 'layers.0"),
         ("ddp", {"options_on": {1: {"sync_every": 12}}}, f"{UNLIKE}process 1: sync_every=12, pro"),
         ("ddp", {"options_on": {0: {"clip": "median"}}}, f"{UNLIKE}process 0: clip='median'. "),
@@ -247,6 +250,8 @@ def test_a_rate_that_any_process_sets_holds_where_syncs_come_after_seconds(tmp_p
         "loads",
         "sharded loads",
         "loads at the end",
+        "evaluated by the leader",
+        "evaluated by another",
         "meta",
         "settings",
         "a setting of one",

@@ -18,7 +18,18 @@ from .._terms._schedule import Schedule
 from ._ending import put_off
 from ._inner_states import InnerStates
 from ._inside import Inside
-from ._moves import Done, Failed, Mail, Move, Progress, Values, check_alike, check_steps, failed
+from ._moves import (
+    Done,
+    Failed,
+    Mail,
+    Move,
+    Progress,
+    Values,
+    check_alike,
+    check_calls,
+    check_steps,
+    failed,
+)
 from ._values import Now, samples, spread
 
 
@@ -191,6 +202,7 @@ class Leading:
         self._seen, self._mail = self._versions(), None
         if mails := [mail for mail in found if mail is not None]:
             check_steps({number: mail.inner_steps for number, mail in enumerate(mails)})
+            check_calls([mail.call for mail in mails])
             if self._samples:
                 check_alike([mail.samples for mail in mails], self._samples)
             self.loop.take(mails)

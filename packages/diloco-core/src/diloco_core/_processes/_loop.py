@@ -201,7 +201,7 @@ class ReplicaLoop(DiLoCo):
             self._global_model.refuse("the end of the block of DiLoCo")
             self._unseen.check()
             self._taken += self._step.end()
-            self._together(lambda loop: loop.__exit__(None, None, None))
+            self._together(lambda loop: loop.__exit__(None, None, None), "the end of the block")
         except BaseException as late:
             self._end(late)
             raise
@@ -250,7 +250,7 @@ class ReplicaLoop(DiLoCo):
         self._check_open("flush()")
         self._global_model.refuse("flush()")
         self._taken += self._step.end()
-        return self._together(LeaderLoop.flush).result  # type: ignore[no-any-return]
+        return self._together(LeaderLoop.flush, "flush()").result  # type: ignore[no-any-return]
 
     @contextmanager
     def global_model(self) -> Iterator[None]:
@@ -263,7 +263,8 @@ class ReplicaLoop(DiLoCo):
         """Return the last committed values on process 0; nothing on the others. All call it."""
         self._check_open("global_state_dict()")
         values: dict[str, torch.Tensor] = {}
-        self._together(lambda loop: values.update(loop.global_state_dict()))
+        copy = lambda loop: values.update(loop.global_state_dict())  # noqa: E731
+        self._together(copy, "global_state_dict()")
         return values
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: ARG002
@@ -301,13 +302,17 @@ class ReplicaLoop(DiLoCo):
             self._together(None, ends=ends)
         self._loads.stepped()
 
-    def _together(self, act: Callable[[LeaderLoop], Any] | None, *, ends: bool = False) -> Done:
+    def _together(
+        self, act: Callable[[LeaderLoop], Any] | None, call: str = "", *, ends: bool = False
+    ) -> Done:
         """Meet the other processes; the leader counts the steps since, and may then do one thing.
+
+        The call is what the program has called for it.
 
         Raises:
             Exception: What the leader's loop has raised, on every process.
         """
-        steps = self._taken - self._met
+        self._call, steps = call, self._taken - self._met
         if self._leading is None:
             done = follow(self._inside, self._now, self._mail, self._inner_states, steps)
         else:
@@ -334,7 +339,7 @@ class ReplicaLoop(DiLoCo):
 
     def _put_global(self) -> None:
         gradients = [(each, each.grad) for each in self._synced()]
-        self._together(LeaderLoop.put_global)
+        self._together(LeaderLoop.put_global, "global_model()")
         for tensor, gradient in gradients:
             tensor.grad = gradient
 
@@ -350,7 +355,7 @@ class ReplicaLoop(DiLoCo):
         refuse_open_gradients(self._wrapped)
         self._own_weights.check()
         self._kept.before_sync()
-        return Mail(self._taken, self._tokens, tuple(self._rates), samples(self._held))
+        return Mail(self._taken, self._tokens, tuple(self._rates), samples(self._held), self._call)
 
 
 def _enter(loop: LeaderLoop) -> None:

@@ -126,12 +126,14 @@ class Mail:
         tokens: Tokens that it has counted since the last meeting.
         rates: The outer learning rates that it was asked to set, each with its group.
         samples: Some values that are alike in all processes, of each tensor by number.
+        call: What the program has called; empty for a step.
     """
 
     inner_steps: int = 0
     tokens: int = 0
     rates: tuple[tuple[float, int | None], ...] = ()
     samples: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    call: str = ""
 
 
 def check_steps(steps: Mapping[int, int]) -> None:
@@ -145,6 +147,20 @@ def check_steps(steps: Mapping[int, int]) -> None:
         raise SyncError(
             f"the processes of this replica have taken different numbers of inner steps ({told}): "
             "all of them must step their optimizers together"
+        )
+
+
+def check_calls(calls: Sequence[str]) -> None:
+    """Refuse processes, in their order, whose programs have called different things.
+
+    Raises:
+        SyncError: They have.
+    """
+    if len({call for call in calls if call}) > 1:
+        told = ", ".join(f"process {number}: {call}" for number, call in enumerate(calls) if call)
+        raise SyncError(
+            f"the processes of this replica do different things ({told}): all of them must come to "
+            "flush(), global_model(), global_state_dict() and the end of the block together"
         )
 
 
