@@ -26,7 +26,7 @@ from ._moves import (
     Progress,
     Values,
     check_alike,
-    check_calls,
+    check_mails,
     check_steps,
     failed,
 )
@@ -201,8 +201,7 @@ class Leading:
         found = spread(self._inside, self._now, changed, wanted, self._mail)
         self._seen, self._mail = self._versions(), None
         if mails := [mail for mail in found if mail is not None]:
-            check_steps({number: mail.inner_steps for number, mail in enumerate(mails)})
-            check_calls([mail.call for mail in mails])
+            check_mails(mails)
             if self._samples:
                 check_alike([mail.samples for mail in mails], self._samples)
             self.loop.take(mails)

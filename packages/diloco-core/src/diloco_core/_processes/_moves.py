@@ -150,17 +150,18 @@ def check_steps(steps: Mapping[int, int]) -> None:
         )
 
 
-def check_calls(calls: Sequence[str]) -> None:
-    """Refuse processes, in their order, whose programs have called different things.
+def check_mails(mails: Sequence[Mail]) -> None:
+    """Refuse processes, in their order, that are at different steps or in different calls.
 
     Raises:
-        SyncError: They have.
+        SyncError: They are.
     """
-    if len({call for call in calls if call}) > 1:
-        told = ", ".join(f"process {number}: {call}" for number, call in enumerate(calls) if call)
+    check_steps({number: mail.inner_steps for number, mail in enumerate(mails)})
+    if len({mail.call for mail in mails} - {""}) > 1:
+        calls = ", ".join(f"process {n}: {mail.call}" for n, mail in enumerate(mails) if mail.call)
         raise SyncError(
-            f"the processes of this replica do different things ({told}): all of them must come to "
-            "flush(), global_model(), global_state_dict() and the end of the block together"
+            f"the processes of this replica do different things ({calls}): all of them must come "
+            "to flush(), global_model(), global_state_dict() and the end of the block together"
         )
 
 
