@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -127,7 +128,7 @@ class TestFacts:
         assert ends == [(0, 1, None), (0, 3, "left"), (1, 1, "left")]
         assert "Rank 0: the end of an earlier incarnation was not told." in summary["missing"]
         told = _page._failures({**summary, "backend": None})
-        assert "Rank 0: incarnation 2 ended without a word, as if it was killed, and 3" in told
+        assert "Rank 0: incarnation 2 ended without a word, as if killed, and 3" in told
         assert "it left no line" in told
         assert [each["counted"] for each in summary["syncs"][4:]] == [[0, 1], [0], [0]]
 
@@ -300,10 +301,26 @@ class TestPage:
         assert "sync 5: 2 of 2, loss 2.5, 3kB sent and received, waited 3 s" in text
         assert "sync 2: 2 of 2" not in text
 
+    def test_every_incarnation_that_failed_says_why(self):
+        """Also one whose live record the next one has replaced, and that has no line."""
+        lives = [live(0, epoch=3, ended="failed", error="ValueError: three"), live(1)]
+        ends = [live(0, epoch=epoch, ended="failed", error=f"no {epoch}") for epoch in (1, 2)]
+        records = told(lives, {(0, 1): five()})
+        records = replace(records, ends={(0, each.epoch): each for each in ends})
+        summary = summarise(records, PRICES, uri="s3://bucket/run-1") | {"made_at": START}
+        summary["made_by"] = "0.1.0"
+        known = [(each["epoch"], each["ended"]) for each in summary["incarnations"]]
+        assert known == [(1, "failed"), (2, "failed"), (3, "failed"), (1, "left")]
+        assert not any("was not told" in each for each in summary["missing"])
+        text = Page(page(summary)).text
+        assert text.count("Rank 0: said so at") == 3
+        assert all(each in text for each in ("no 1", "no 2", "ValueError: three"))
+        assert "without a word" not in text
+
     def test_an_incarnation_that_was_killed_is_a_failure(self):
         histories = {(0, 1): five(), (0, 2): five()}
         text = Page(page(of([live(0, epoch=2), live(1)], histories))).text
-        assert "Rank 0: incarnation 1 ended without a word, as if it was killed, and 2" in text
+        assert "Rank 0: incarnation 1 ended without a word, as if killed, and 2" in text
         assert text.count("without a word") == 1
 
     @pytest.mark.parametrize(("ranks", "syncs"), [(200, 300), (1000, 20)])

@@ -1,5 +1,7 @@
 """What a run tells is read with bounds, whatever lies there, and no more of it than has changed."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from diloco_protocol.telemetry import (
     Live,
     RunReader,
     SyncLine,
+    end_key,
     find_runs,
     live_key,
 )
@@ -66,6 +69,21 @@ class TestLook:
         assert all(history.lines == (LINE,) for history in told.history.values())
         assert (told.skipped, told.of_another_version, told.left_out) == (0, 0, 0)
         assert store.listed == ["live/", "history/"]
+
+    def test_the_ends_of_incarnations(self):
+        """What is there under the key of another one, or is no such record, is skipped."""
+        ends = {(1, epoch): replace(live(1), epoch=epoch, ended="failed") for epoch in (1, 2, 3)}
+        objects = {end_key(*key): each.to_bytes() for key, each in ends.items()}
+        wrong = {end_key(1, 4): live(1).to_bytes(), end_key(0, 1): live(1).to_bytes()}
+        store = Store(run_of(2) | objects | wrong | {end_key(0, 2): LINE.to_bytes()})
+        reader = store.reader()
+        told = reader.look()
+        assert told.ends == ends
+        assert told.live == {0: live(0), 1: live(1)}
+        assert (len(told.history), told.skipped, told.left_out) == (6, 3, 0)
+        store.read_keys.clear()
+        assert reader.look() == told
+        assert store.read_keys == []
 
     def test_only_what_has_changed_is_read_again(self):
         store = Store(run_of(3))

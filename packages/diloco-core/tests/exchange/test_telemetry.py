@@ -36,7 +36,9 @@ from diloco_protocol.telemetry import (
     HistoryKey,
     Live,
     Phase,
+    RunReader,
     check_metrics,
+    end_key,
     history_seconds,
     live_key,
     live_seconds,
@@ -298,10 +300,12 @@ class TestWhileItRuns:
         train(exchange, 720, step=step, sync_every=6, save_inner_every=0)
         live = [key for key in sent if key.startswith("live/")]
         assert 3600 / live_seconds(1) - 1 <= len(live) - 1 <= 3600 / live_seconds(1)
-        history = len(sent) - len(live)
+        assert sent.count(end_key(0, 1)) == 1
+        history = len(sent) - len(live) - 1
         assert 3600 / history_seconds(1) - 2 <= history - 1 <= 3600 / history_seconds(1)
         store = open_store("memory://promised")
-        assert len(store.list("history/")) == 6  # a new one every ten minutes; none is left over
+        keys = [key for key in store.list("history/") if key != end_key(0, 1)]
+        assert len(keys) == 6  # a new one every ten minutes; none is left over
         assert len(Told("memory://promised").lines(0)) == 120
 
     def test_it_says_what_runs(self, timing):
@@ -483,6 +487,9 @@ class TestWhileItRuns:
         assert told.live(0) == after
         first.telemetry.end(RuntimeError("again"))
         assert told.live(0) == after
+        ends = [Live.from_bytes(told.store.get(end_key(0, epoch))) for epoch in (1, 2)]
+        assert ends[1] == after
+        assert (ends[0].epoch, ends[0].ended) == (1, "failed")
 
     @pytest.mark.parametrize("error", [ValueError("no data"), RunExistsError("not yours")])
     def test_a_replica_that_fails_says_so(self, tmp_path, ticks, timing, error):
@@ -500,7 +507,34 @@ class TestWhileItRuns:
         else:
             told = Told(tmp_path / "run")
             assert (told.live(0).ended, len(told.lines(0))) == ("failed", 2)
+            assert told.live(0).error == "ValueError: no data"
         assert not ticks.acts
+
+    @pytest.mark.parametrize("steps", [1, 5])
+    def test_the_end_of_every_incarnation_stays(self, tmp_path, ticks, timing, steps):
+        """Also of one that fails before its first sync, so that it has no line."""
+
+        def fails(number, outer):
+            if number % 4 == steps % 4:
+                raise ValueError(f"password=hunter2, incarnation {exchange.epoch}")
+
+        for _ in range(3):
+            (exchange,) = connected(tmp_path / "run", 1, timing=timing)
+            with pytest.raises(ValueError, match="incarnation"):
+                train(exchange, step=fails)
+            connecting._open.clear()  # as a new process
+        store = open_store(str(tmp_path / "run"), reading=True)
+        reader = RunReader(
+            lambda folder: [(key, None) for key in store.list(folder)],
+            lambda key, most: store.get(key),
+        )
+        told = reader.look()
+        assert [(key, each.ended) for key, each in told.ends.items()] == [
+            ((0, epoch), "failed") for epoch in (1, 2, 3)
+        ]
+        assert told.ends[0, 2].error == "ValueError: password=<redacted>, incarnation 2"
+        assert told.live[0] == told.ends[0, 3]
+        assert told.skipped == 0
 
 
 class TestNothingIsDecidedByIt:

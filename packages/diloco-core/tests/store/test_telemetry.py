@@ -76,7 +76,7 @@ def test_a_request_that_fails_is_not_sent_again(small_s3, scheme, what):
     assert [store.downtime for store in stores] == [0.0, 0.0]
     puts = [path for method, path in small_s3.log if method == "PUT"]
     assert len([path for path in puts if "/live/" in path]) == 2  # at the end
-    assert len([path for path in puts if "/history/" in path]) == 2
+    assert len([path for path in puts if "/history/" in path]) == 4  # with the ends
 
 
 def test_a_request_that_hangs_takes_no_connection_from_the_syncs(small_s3, monkeypatch):

@@ -1,9 +1,12 @@
 """Records in which the replicas of a run tell of themselves while it runs, and their bounds.
 
 Every replica rewrites ``live/{rank}.json`` below the run's prefix, and adds one line per sync to
-``history/{rank}/{epoch}.{first}-{last}.jsonl``. Nothing decides by these objects. Anyone who can
-write below the prefix may have written them, so readers accept only what our own writers write.
-Nothing here writes into a store, and :class:`RunReader` reads through functions that it is given.
+``history/{rank}/{epoch}.{first}-{last}.jsonl``. At its end it also writes its last live record to
+``history/{rank}/{epoch}.end.json``, which the next incarnation leaves alone.
+
+Nothing decides by these objects. Anyone who can write below the prefix may have written them, so
+readers accept only what our own writers write. Nothing here writes into a store, and
+:class:`RunReader` reads through functions that it is given.
 """
 
 from ._telemetry._checks import (
@@ -15,7 +18,7 @@ from ._telemetry._checks import (
     Phase,
     check_metrics,
 )
-from ._telemetry._keys import HistoryKey, live_key, newest_keys, parse_live_key
+from ._telemetry._keys import HistoryKey, end_key, live_key, newest_keys, parse_live_key
 from ._telemetry._pace import (
     LEAST_SECONDS,
     PUTS_PER_SECOND,
@@ -68,6 +71,7 @@ __all__ = [
     "SyncLine",
     "Told",
     "check_metrics",
+    "end_key",
     "find_runs",
     "history_allowance",
     "history_seconds",

@@ -250,10 +250,9 @@ def _failures(summary: Facts) -> str:
     for rank, epoch in lives:
         before = lives.get((rank, epoch - 1))
         if epoch > 1 and (before is None or before["ended"] is None):
-            text = f"incarnation {epoch - 1} ended without a word, as if it was killed"
+            text = f"incarnation {epoch - 1} ended without a word, as if killed, and {epoch} began"
             when = f"its last line is of {moment(before['last'])}" if before else "it left no line"
-            told = f"{when}; up to a minute of it may be lost"
-            failures.append((rank, f"{text}, and {epoch} came after it", [told]))
+            failures.append((rank, text, [f"{when}; up to a minute of it may be lost"]))
     for row in summary["backend"]["replicas"] if summary["backend"] else ():
         if row["state"] in {"failed", "cancelled", "unknown"}:
             text = f"{row['state']}, {row['reason'] or 'no reason'}: {row['message'] or ''}"

@@ -77,7 +77,7 @@ def history_of(told: Told) -> dict[tuple[int, int], list[SyncLine]]:
 
 def incarnations_of(told: Told, history: History, world_size: int, loss: str) -> Iterable[Facts]:
     """Yield all incarnations, in the order of ranks."""
-    lives = {(live.rank, live.epoch): live for live in told.live.values()}
+    lives = {(live.rank, live.epoch): live for live in (*told.live.values(), *told.ends.values())}
     offsets = clock_offsets(history)
     keys = sorted(key for key in lives.keys() | history.keys() if key[0] < world_size)
     most = max(_LEAST_POINTS, _POINTS // max(1, len(keys)))
@@ -121,7 +121,8 @@ def incarnations_of(told: Told, history: History, world_size: int, loss: str) ->
             "losses": _thinned(losses, most),
             "losses_wrong": sum(value is None for _, _, value in losses),
             "last_lines": [sync_in_words(line, world_size) for line in lines[-_LAST_LINES:]]
-            if ended == "failed"
+            + [clean(live.error)] * bool(live.error)
+            if live and ended == "failed"
             else [],
         }
 

@@ -30,6 +30,7 @@ from diloco_protocol.telemetry import (
     Phase,
     SyncLine,
     check_metrics,
+    end_key,
     history_seconds,
     live_key,
     live_seconds,
@@ -38,9 +39,11 @@ from diloco_protocol.telemetry import (
 from ..__about__ import __version__
 from .._errors import ConfigurationError, FencedError, RunExistsError
 from .._host import host_name
+from .._redact import redact
 from .._store._api import Store
 from .._timing import Timing
 from ._base import Schema
+from ._endings import as_text
 from ._history import HistoryLines
 from ._report import SyncReport
 
@@ -234,8 +237,12 @@ class Telemetry:
 
     def _finish(self, error: BaseException | None) -> None:
         self._attempt(self._take_reports)
+        self._attempt(lambda: self._note(error, is_over=True))
+        said = self._said
+        # The next incarnation replaces the live record, and leaves this one alone.
+        self._attempt(lambda: self._put(end_key(said.rank, said.epoch), said.to_bytes()))
         if not isinstance(error, FencedError):  # or it belongs to a newer incarnation
-            self._attempt(lambda: self._put_live("left" if error is None else "failed"))
+            self._attempt(lambda: self._put(live_key(said.rank), said.to_bytes()))
         while self._lines.newest() is not None and self._attempt(self._put_history):
             pass
 
@@ -273,9 +280,14 @@ class Telemetry:
         self._store.put(key, [data])
         self._fails = False
 
-    def _put_live(self, ended: str | None = None) -> None:
+    def _put_live(self) -> None:
+        self._note()
+        self._put(live_key(self._said.rank), self._said.to_bytes())
+
+    def _note(self, error: BaseException | None = None, *, is_over: bool = False) -> None:
+        ended = ("left" if error is None else "failed") if is_over else None
         phase = Phase.TRAINING if self.training() else self._doing.phase
-        phase = phase if ended is None else Phase.IDLE
+        phase = Phase.IDLE if is_over else phase
         waits_for = tuple(self._doing.waits_for) if phase is Phase.WAITING else ()
         step = self.steps()
         self._measure(step, training=phase is Phase.TRAINING)
@@ -289,9 +301,9 @@ class Telemetry:
             missing=len(waits_for),
             dropped=self._lines.dropped + self._lost,
             ended=ended,
+            error="" if error is None else redact(as_text(error)),
             metrics=self.logged.last,
         )
-        self._put(live_key(self._said.rank), self._said.to_bytes())
 
     def _measure(self, step: int, *, training: bool) -> None:
         """Note how long a step takes, if no sync was over since the last look."""

@@ -127,6 +127,7 @@ def _or_none(check: Callable[[str, object], Any]) -> Callable[[str, object], Any
 
 CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("run", "host", "backend", "place", "fragment", "contribution"), _text),
+    "error": _text,
     **dict.fromkeys(("epoch", "step", "sync", "missing", "dropped", "number", "members"), _whole),
     **dict.fromkeys(("inner_steps", "total_inner_steps", "batches_to_skip"), _whole),
     **dict.fromkeys(("bytes_sent", "bytes_received"), _whole),

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _LIVE_KEY = re.compile(r"live/(\d{5})\.json", re.ASCII)
+_END_KEY = re.compile(r"history/(\d{5})/(\d{4}|[1-9]\d{4,17})\.end\.json", re.ASCII)
 # Every number can be written in only one way, so that no two keys mean the same.
 _SYNC = r"(\d{8}|[1-9]\d{8,17})"
 _HISTORY_KEY = re.compile(
@@ -23,6 +24,17 @@ def parse_live_key(key: str) -> int | None:
     """Return the rank whose ``live/`` object has this key; None if it is not such a key."""
     match = _LIVE_KEY.fullmatch(key)
     return int(match[1]) if match else None
+
+
+def end_key(rank: int, epoch: int) -> str:
+    """Return the key of the object with the end of an incarnation."""
+    return f"history/{rank:05}/{epoch:04}.end.json"
+
+
+def parse_end_key(key: str) -> tuple[int, int] | None:
+    """Return the rank and the incarnation whose end has this key; None if it is not such a key."""
+    match = _END_KEY.fullmatch(key)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeAlias
 
 from .._errors import InvalidRequestError, SpecVersionError
-from ._keys import HistoryKey, newest_keys, parse_live_key
+from ._keys import HistoryKey, newest_keys, parse_end_key, parse_live_key
 from ._records import HISTORY_BYTES, LIVE_BYTES, History, Live, read_history
 
 MOST_KEYS = 200_000
@@ -35,6 +35,7 @@ class Told:
         skipped: How many objects were not what their keys say. Lines are counted by ``History``.
         of_another_version: How many live objects were of another version.
         left_out: How many objects were not read since there are too many.
+        ends: The last live record of each incarnation that has told its end, by rank and epoch.
     """
 
     live: Mapping[int, Live]
@@ -42,6 +43,7 @@ class Told:
     skipped: int
     of_another_version: int
     left_out: int
+    ends: Mapping[tuple[int, int], Live] = field(default_factory=dict)
 
 
 class RunReader:
@@ -73,31 +75,35 @@ class RunReader:
         newest = newest_keys(stamps)
         skipped = foreign + strangers
         skipped += sum(parse_live_key(key) is None for key in lives)
-        skipped += sum(HistoryKey.parse(key) is None for key in stamps)
+        ends = [key for key in sorted(stamps) if parse_end_key(key) is not None]
+        skipped += sum(HistoryKey.parse(key) is None for key in stamps) - len(ends)
         wanted = [key for key in sorted(lives) if parse_live_key(key) is not None]
+        wanted += ends
         wanted += [key.key for key in _newest_first(newest)]
-        stamps |= lives
+        stamps_of = stamps | lives
         total = left_out = 0
         for key in wanted:
             if total >= self._most_bytes:
                 left_out += 1
                 continue
             kept = before.get(key)
-            if kept is None or kept[0] is None or kept[0] != stamps[key]:
-                kept = self._kept_now(key, stamps[key])
+            if kept is None or kept[0] is None or kept[0] != stamps_of[key]:
+                kept = self._kept_now(key, stamps_of[key])
             if kept is not None:
                 self._kept[key] = kept
                 total += kept[1]
         records = {key: kept[2] for key, kept in self._kept.items()}
         wrong = [record for record in records.values() if isinstance(record, Exception)]
         other = sum(isinstance(error, SpecVersionError) for error in wrong)
+        told = {key: record for key, record in records.items() if isinstance(record, Live)}
         texts = {key: records.get(key.key) for key in newest}
         return Told(
-            live={record.rank: record for record in records.values() if isinstance(record, Live)},
+            live={record.rank: record for key, record in told.items() if key in lives},
             history={key: record for key, record in texts.items() if isinstance(record, History)},
             skipped=skipped + len(wrong) - other,
             of_another_version=other,
             left_out=left_out,
+            ends={(each.rank, each.epoch): each for key, each in told.items() if key in stamps},
         )
 
     def _listed(self, folder: str) -> tuple[dict[str, object], int]:
@@ -109,7 +115,7 @@ class RunReader:
     def _kept_now(
         self, key: str, stamp: object
     ) -> tuple[object, int, Live | History | Exception] | None:
-        most = LIVE_BYTES if key.startswith("live/") else HISTORY_BYTES
+        most = HISTORY_BYTES if HistoryKey.parse(key) else LIVE_BYTES
         data = self._read(key, most + 1)
         if data is None:
             return None  # replaced since it was listed
@@ -120,12 +126,11 @@ class RunReader:
 
 
 def _parsed(key: str, data: bytes) -> Live | History:
-    rank = parse_live_key(key)
-    if rank is None:
+    if HistoryKey.parse(key):
         return read_history(data)
     live = Live.from_bytes(data)
-    if live.rank != rank:
-        raise InvalidRequestError(f"{key} is about rank {live.rank}")
+    if parse_live_key(key) != live.rank and parse_end_key(key) != (live.rank, live.epoch):
+        raise InvalidRequestError(f"{key} is about incarnation {live.epoch} of rank {live.rank}")
     return live
 
 

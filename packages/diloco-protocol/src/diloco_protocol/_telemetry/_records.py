@@ -98,6 +98,7 @@ class Live(_Record):
         bytes_received: Bytes that they have received.
         dropped: How many lines the incarnation has left out of its history.
         ended: How it has ended (``"left"`` or ``"failed"``); None as long as it has not.
+        error: Why it has failed; empty if it has not.
         metrics: The last value of each metric.
         setup: The versions of its programs, and the settings of its outer loop, by name; bounded as
             metrics are.
@@ -126,6 +127,7 @@ class Live(_Record):
     bytes_received: int = 0
     dropped: int = 0
     ended: str | None = None
+    error: str = ""
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     setup: Mapping[str, Metric] = field(default_factory=dict)
 

@@ -47,6 +47,8 @@ Keys under the run's prefix, and whether they are only created or may be put aga
                                                               nothing is decided by it
     history/{rank}/{epoch}.{first}-{last}.jsonl       put     telemetry: a line for every
                                                               sync of an incarnation
+    history/{rank}/{epoch}.end.json                   put     telemetry: the end of an
+                                                              incarnation
 
 ``{delta}`` is ``{rank}.{epoch}.{from}-{to}[.{tokens}].{base}.{schema}.{groups}[.{rate}]``.
 
