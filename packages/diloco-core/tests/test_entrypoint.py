@@ -239,6 +239,21 @@ def test_the_name_of_a_file_in_place_of_a_module_is_recognised():
         load_trainer("my_trainer.py", "train")
 
 
+@pytest.mark.parametrize(
+    ("module", "hint"),
+    [
+        ("./charlm", r"\. Did you mean 'charlm'\?"),
+        ("/home/me/charlm.py", r"\. Did you mean 'charlm'\?"),
+        (".charlm", r"\. Did you mean 'charlm'\?"),
+        ("a..b", r"\. Did you mean 'a\.b'\?"),
+        ("", ""),
+    ],
+)
+def test_a_path_in_place_of_a_module_is_refused(module, hint):
+    with pytest.raises(ConfigurationError, match=f", not '{module}'{hint}$"):
+        load_trainer(module, "train")
+
+
 @pytest.fixture
 def in_fork(tmp_path):
     """Runs the command line in processes that need not import torch, and ends them."""

@@ -200,6 +200,13 @@ def load_trainer(module: str, function: str) -> Callable[..., Any]:
     Raises:
         ConfigurationError: There is no such module or function, or importing it fails.
     """
+    if "/" in module or not all(module.split(".")):  # a relative name would be one of a package
+        name = module.removesuffix(".py").rpartition("/")[2]
+        name = ".".join(filter(None, name.split(".")))
+        raise ConfigurationError(
+            "trainer_module must be the name of a module, such as 'my_trainer' or "
+            f"'package.my_trainer', not {module!r}" + f". Did you mean {name!r}?" * bool(name)
+        )
     try:
         imported = importlib.import_module(module)
     except OSError:

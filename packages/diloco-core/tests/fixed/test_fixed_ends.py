@@ -51,10 +51,12 @@ def test_one_that_does_not_come_back_in_time_ends_the_run(caplog):
         assert error.rank == 1
         assert "rank 1 has shown no sign of life for" in str(error)
         assert "start all of its ranks again with resume=True" in str(error)
+        assert 'as rendezvous_uri, and "connect_options": {"resume": True}' in str(error)
     assert LOST_AFTER + 300 < outcome.seconds < LOST_AFTER + 400
     said = [text for text in caplog.messages if "Waiting up to" in text]
     assert len(said) == 2 * 5, "by two ranks, once a minute, in 300 s"
     assert "Waiting up to 300 s for it to be started again (return_within)" in said[0]
+    assert "If it is not back by then, this run ends" in said[0]
 
 
 def test_one_that_dies_again_ends_the_run_as_well_wherever_that_is():

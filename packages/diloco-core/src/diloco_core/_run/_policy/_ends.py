@@ -23,7 +23,10 @@ from .._records._records import GivenUp, Rollback
 from .._round._reload import ReloadError, Why
 
 _NO_STATE = "Means have no state to go on with: start all ranks again on another prefix."
-_ADVICE = "To continue the run, start all of its ranks again with resume=True."
+_ADVICE = (
+    "To continue the run, start all of its ranks again with resume=True (from a launcher: under a "
+    'new name, with this prefix as rendezvous_uri, and "connect_options": {"resume": True}).'
+)
 
 
 def refuse_ended(ends: list[Rollback], uri: str, *, means: bool = False) -> None:

@@ -308,7 +308,9 @@ class Others:
             if now - self._said.get(rank, -NOTICE_SECONDS) >= NOTICE_SECONDS:
                 self._said[rank] = now
                 incarnation.say.warning(
-                    "%s. Waiting up to %.0f s for it to be started again (%s).",
+                    "%s. Waiting up to %.0f s for it to be started again (%s). If it is not back "
+                    "by then, this run ends. Its launcher, or 'diloco status', says whether it is "
+                    "started again.",
                     why,
                     *min((left, "return_within"), (gone.since + most - now, "sync_timeout")),
                 )

@@ -119,7 +119,7 @@ def notice(
         return (
             f"rank {incarnation.rank}: sync {sync} of fragment {name} has been waiting for {ranks} "
             f"for {seconds:.0f} s, and gives up after {incarnation.timing.sync_timeout:g} s at the "
-            "latest (sync_timeout)"
+            "latest (sync_timeout), or before that if a rank is lost and not started again in time"
         )
     if len(folder.chosen) >= quorum and seconds < 2 * incarnation.settings.grace:
         return ""  # one of the incarnations that have contributed is about to decide the sync
