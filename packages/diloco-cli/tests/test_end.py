@@ -4,7 +4,7 @@ import io
 import json
 
 import pytest
-from cli_lab import DONE, PATIENCE, RUNNING, Broken, Terminal, World, command
+from cli_lab import DONE, FAILED, PATIENCE, RUNNING, Broken, Terminal, World, command
 from test_journal import journal_in
 from test_told import live, run_of, write
 
@@ -65,6 +65,26 @@ def test_every_rank_is_cancelled():
     assert made.out() == (
         "a was asked to end 2 replicas. To wait until they have:\n  diloco wait one --backend a\n"
     )
+
+
+@pytest.mark.parametrize("yes", [True, False])
+def test_a_run_that_has_ended_is_not_cancelled(yes):
+    """Nor is anyone asked, which would be refused here, without a terminal."""
+    world = World("a", {"one": [DONE, FAILED]})
+    made = command(world)
+    assert end(made.session, "cancel", "one", yes=yes) == 0
+    assert acted(world) == []
+    said = "nothing is done, as all have ended: 2 replicas of run one, on a (zone z1)\n"
+    assert (made.err(), made.out()) == (said, "")
+    made = command(world, as_json=True)
+    assert end(made.session, "cancel", "one", yes=yes) == 0
+    assert json.loads(made.out())["replicas"] == 0
+
+
+def test_a_run_of_which_a_replica_goes_on_is_cancelled():
+    world = World("a", {"one": [DONE, RUNNING]})
+    assert end(command(world).session, "cancel", "one", yes=True) == 0
+    assert acted(world) == [("stop", 0), ("stop", 1)]
 
 
 def test_a_gang_is_cancelled_once():

@@ -53,6 +53,8 @@ def test_what_the_verbs_print(monday):
     assert len(shown) == 8
     for line, text in shown:
         backend = None if "./told" in line else "local_process"
+        if line.startswith("cancel"):
+            monday.launch("waits", {"folder": str(monday.folder)}, "tuesday", n=2)
         printed = monday.diloco(*shlex.split(line), backend=backend).stdout
         assert doctest.OutputChecker().check_output(text, printed, FLAGS), (line, printed)
 

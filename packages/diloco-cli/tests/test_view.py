@@ -223,7 +223,7 @@ class TestFoot:
         syncs = [(1, line(number)) for number in (1, 2, 3, 4)]
         text = self.text(*rows_of(4), syncs=syncs, syncs_of=2)
         assert "sync 2, 60 per hour, quorum 3 of 4" in text
-        assert text.endswith("loss of rank 2 █▃▂▁ 1")
+        assert text.endswith("loss of rank 2 up to sync 4 █▃▂▁ 1")
 
     def test_nothing_is_guessed(self):
         text = self.text(*rows_of(2))

@@ -23,7 +23,7 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import is_run_id, redact, shown
 
-from ._facts import replica_facts
+from ._facts import place_of, replica_facts
 from ._texts import clean
 
 T = TypeVar("T")
@@ -201,6 +201,10 @@ class Run:
         """Ask the backend about the replicas; the facts about each."""
         seen = self.executor.describe_run(self.handles)
         return [replica_facts(handle, seen.get(handle)) for handle in self.handles]
+
+    def names(self) -> dict[str, Any]:
+        """Return what names it, as a JSON value."""
+        return {"run_id": self.run_id, "backend": self.backend, "place": place_of(self.handles)}
 
 
 class Answers(NamedTuple, Generic[T]):

@@ -98,9 +98,7 @@ def status(session: Session, target: str) -> int:
 def show_replicas(session: Session, run: Run, replicas: list[dict[str, Any]]) -> None:
     """Print the facts about the replicas of a run."""
     facts: dict[str, Any] = {
-        "run_id": run.run_id,
-        "backend": run.backend,
-        "place": place_of(run.handles),
+        **run.names(),
         "world_size": run.handles[0].world_size,
         "states": _facts.counts(row["state"] for row in replicas),
         "replicas": replicas,
@@ -173,7 +171,8 @@ def purge(session: Session, target: str, *, yes: bool, store: bool) -> int:
 def end(session: Session, verb: Literal["cancel", "purge"], target: str, *, yes: bool) -> int:
     """End runs, or remove the records of those that have ended, and return the exit code.
 
-    Acts on the replicas that were shown, and not on a run that has taken the name since.
+    Acts on the replicas that were shown, and not on a run that has taken the name since. A run of
+    which all replicas have ended is not cancelled.
 
     Args:
         session: The backends, and where to say what is done.
@@ -188,21 +187,20 @@ def end(session: Session, verb: Literal["cancel", "purge"], target: str, *, yes:
     """
     screen = session.screen
     with contextlib.ExitStack() as opened:
-        if _told.is_uri(target):
-            runs = _meeting(session, opened, target)
-        else:
-            runs = [opened.enter_context(session.run(target))]
+        runs = _runs_at(session, opened, target)
+        over = [run for run in runs if verb == "cancel" and _has_ended(run)]
         for run in runs:
             where = place_in_words(run.backend, place_of(run.handles))
-            screen.say(f"this {_DOES[verb]} {_count(run)} of run {run.run_id}, on {where}")
-        if not (yes or screen.confirm(f"{verb} {target}?")):
+            does = "nothing is done, as all have ended:" if run in over else f"this {_DOES[verb]}"
+            screen.say(f"{does} {_count(run)} of run {run.run_id}, on {where}")
+        if not (yes or over == runs or screen.confirm(f"{verb} {target}?")):
             screen.say("nothing was done")
             return _facts.BAD_USE
         done: list[dict[str, Any]] = []
         errors: list[DilocoError] = []
         for run in runs:
             try:
-                done.append(_act(session, verb, run))
+                done += [run.names() | {"replicas": 0} if run in over else _act(session, verb, run)]
             except DilocoError as error:  # the other runs may cost money
                 errors.append(error)
     if session.as_json and done:
@@ -219,6 +217,13 @@ def _count(run: Run) -> str:
     return f"{len(run.handles)} replica{'s' * (len(run.handles) > 1)}"
 
 
+def _has_ended(run: Run) -> bool:
+    """Say whether all replicas of a run have ended; False if their backend does not say it."""
+    with contextlib.suppress(DilocoError):  # the other runs may cost money
+        return all(row["state"] in {"succeeded", "failed", "cancelled"} for row in run.replicas())
+    return False
+
+
 def _act(session: Session, verb: str, run: Run) -> dict[str, Any]:
     """Do it to one run, and return the facts about that."""
     if verb == "purge":
@@ -231,12 +236,11 @@ def _act(session: Session, verb: str, run: Run) -> dict[str, Any]:
         text = f"{run.backend} was asked to end {_count(run)}. To wait until they have:\n  {again}"
     if not session.as_json:
         session.screen.line(text)
-    place, count = place_of(run.handles), len(run.handles)
-    return {"run_id": run.run_id, "backend": run.backend, "place": place, "replicas": count}
+    return run.names() | {"replicas": len(run.handles)}
 
 
-def _meeting(session: Session, opened: contextlib.ExitStack, uri: str) -> list[Run]:
-    """Return the runs that meet at a store, as their backends say.
+def _runs_at(session: Session, opened: contextlib.ExitStack, uri: str) -> list[Run]:
+    """Return the run of a name, or those that meet at a store, as their backends say.
 
     The replicas and a journal there only say for which names to look: anyone may have written them.
 
@@ -244,6 +248,8 @@ def _meeting(session: Session, opened: contextlib.ExitStack, uri: str) -> list[R
         ReplicaNotFoundError: There are none.
         UnavailableError: There are none, and a backend could not be searched.
     """
+    if not _told.is_uri(uri):
+        return [opened.enter_context(session.run(uri))]
     telemetry, recorded = _told.read_run(_told.open_run(uri), history=False)
     known = {live.run for live in telemetry.live.values()} | {run.run_id for run in recorded.runs}
     names = sorted(filter(is_run_id, known))

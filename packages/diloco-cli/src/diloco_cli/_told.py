@@ -111,8 +111,7 @@ class Store:
 
     def names(self, folder: str) -> list[str]:
         """Return the names of what is directly in a folder."""
-        path = self._path(folder)
-        paths = self._do(lambda: self._fs.ls(path, detail=False)) or []
+        paths = self._do(lambda: self._fs.ls(self._path(folder), detail=False)) or []
         return [name.rstrip("/").rpartition("/")[2] for name in paths]
 
     def _path(self, key: str) -> str:

@@ -190,8 +190,7 @@ def _phase(facts: Facts, now: float) -> Cell:
     if facts["time"] is None or facts["state"] == "cancelled":  # then it may call itself failed
         return Cell("" if facts["state"] else "has told nothing")
     if facts["silent_since"]:
-        words = f"silent {duration(now - facts['silent_since'])}, was {facts['phase']}"
-        return Cell(words, "red")
+        return Cell(f"silent {duration(now - facts['silent_since'])}, was {facts['phase']}", "red")
     if facts["ended"] or facts["past"]:
         return Cell(facts["ended"] or f"was {facts['phase']}")
     if not (facts["phase"] == "waiting" and facts["missing"]):
@@ -299,8 +298,7 @@ def foot(view: View) -> list[str]:
     ]
     off = {row["rank"]: row["clock_off"] for row in telling if row["clock_off"] is not None}
     clocks = f"clocks that differ from the one here: {clocks_in_words(off)}" if off else ""
-    sentences = [", ".join(filter(None, parts)), clocks, *view.notes]
-    return [text for text in sentences if text]
+    return list(filter(None, [", ".join(filter(None, parts)), clocks, *view.notes]))
 
 
 def _number(row: Facts, metric: str) -> float | None:
@@ -326,11 +324,12 @@ def loss_line(view: View, columns: int, blocks: str = BLOCKS) -> list[str]:
     """Return the loss of one rank at its syncs as a line of blocks, if there is any."""
     metrics = [line.metrics for _, line in view.syncs]
     name = _facts.loss_name(key for sample in metrics for key in sample)
-    values = [sample[name] for sample in metrics if name in sample]
-    numbers = [float(value) for value in values if not isinstance(value, str)]
+    numbers = [float(each[name]) for each in metrics if not isinstance(each.get(name, ""), str)]
     if not numbers:
         return []
-    head, tail = f"{clean(name, 16)} of rank {view.syncs_of} ", f" {numbers[-1]:.4g}"
+    # The history is written once a minute, so it may be behind the table.
+    head = f"{clean(name, 16)} of rank {view.syncs_of} up to sync {view.syncs[-1][1].sync} "
+    tail = f" {numbers[-1]:.4g}"
     room = max(1, min(_MOST_BLOCKS, columns - len(head) - len(tail)))
     return [f"{head}{sparkline(numbers, room, blocks)}{tail}"]
 

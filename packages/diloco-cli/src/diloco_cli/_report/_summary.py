@@ -93,14 +93,13 @@ def incarnations_of(told: Told, history: History, world_size: int, loss: str) ->
         ]
         waits = sum(map(_exposed_wait, lines))
         lacking = lines[-1].number - len(lines) if lines else 0
-        places = (live.backend, live.place) if live else ()
         ended = clean(live.ended) if live and live.ended is not None else None
         yield {
             "rank": key[0],
             "epoch": key[1],
             "attempt": next((sign.attempt for sign in signs if sign.attempt is not None), None),
             "host": clean(next((sign.host for sign in signs if sign.host), "")),
-            "where": clean("/".join(filter(None, places))),
+            "where": clean("/".join(filter(None, (live.backend, live.place) if live else ()))),
             "first": max(0.0, min([sign.time for sign in signs] + begun)) - ahead,
             "last": max(sign.time for sign in signs) - ahead,
             "clock_offset": offsets.get(key),
