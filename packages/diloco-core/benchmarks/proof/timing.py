@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,11 +106,15 @@ def plan_of(row: Row, parameters: int, training: Training, conditions: Condition
     # SGD keeps a momentum for every parameter, if it has one.
     outer_state = 0 if row.more.get("outer_momentum") == 0 else 1
     state_codec = row.more.get("state_codec", "plain")
-    return plan_exchange(
-        parameters, training.replicas, bandwidth, outer_state=outer_state, fragments=row.fragments,
-        codec=row.codec, state_codec=state_codec, tensors=row.fragments, store=store,
-        transfer=transfer, publish_every=row.publish_every if state_codec == "plain" else None,
+    plan = partial(
+        plan_exchange, parameters, training.replicas, bandwidth, outer_state=outer_state,
+        fragments=row.fragments, codec=row.codec, state_codec=state_codec, tensors=row.fragments,
+        store=store, transfer=transfer,
     )  # fmt: skip
+    plans = [plan(topology="sharded")]
+    if state_codec == "plain":
+        plans.append(plan(topology="gather", publish_every=row.publish_every))
+    return min(plans, key=lambda each: each.seconds)
 
 
 def task_of(

@@ -254,7 +254,7 @@ def test_what_is_not_synced_yet_may_differ_by_rounding_while_nothing_moves():
     inside, process = Rounded(), TrainingProcess()
     process.training = True
     tensors = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
-    held = held_tensors(inside, tensors, [torch.zeros(1) for _ in tensors])
+    held = held_tensors(inside, tensors, [torch.nn.Parameter(torch.zeros(1)) for _ in tensors])
     wholes = [each.whole for each in held]
     leading = Leading(inside, wholes, lambda: held, process)
     leading.loop = Loop()
