@@ -232,7 +232,7 @@ def load_trainer(module: str, function: str) -> Callable[..., Any]:
     if not callable(trainer):
         raise ConfigurationError(
             f"the trainer module {module!r} ({imported.__file__}) has no function {function!r}: "
-            "name the function to call with trainer_fn"
+            "name the function to call with trainer_fn (by hand, --trainer-fn)"
         )
     return trainer  # type: ignore[no-any-return]
 
