@@ -155,10 +155,12 @@ class TestLook:
         most = sum(len(store.objects[live_key(rank)]) for rank in range(4)) + 4 * len(
             LINE.to_bytes()
         )
+        ends = [replace(live(0), epoch=epoch, ended="failed") for epoch in range(1, 10)]
+        store.objects |= {end_key(0, each.epoch): each.to_bytes() for each in ends}
         told = store.reader(most_bytes=most).look()
         assert len(told.live) == 4
         assert [(key.rank, key.first) for key in told.history] == [(rank, 3) for rank in range(4)]
-        assert told.left_out == 8
+        assert (told.left_out, told.ends) == (8 + 9, {})
 
     def test_a_listing_without_an_end_is_cut_off(self, monkeypatch):
         def list_keys(folder):

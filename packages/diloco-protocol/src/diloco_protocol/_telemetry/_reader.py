@@ -78,8 +78,8 @@ class RunReader:
         ends = [key for key in sorted(stamps) if parse_end_key(key) is not None]
         skipped += sum(HistoryKey.parse(key) is None for key in stamps) - len(ends)
         wanted = [key for key in sorted(lives) if parse_live_key(key) is not None]
-        wanted += ends
         wanted += [key.key for key in _newest_first(newest)]
+        wanted += ends
         stamps_of = stamps | lives
         total = left_out = 0
         for key in wanted:
