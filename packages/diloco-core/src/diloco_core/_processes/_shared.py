@@ -44,26 +44,6 @@ def shared_values(inside: Inside, tensors: Sequence[torch.Tensor]) -> list[torch
     return [_at(memory, start, tensor) for start, tensor in zip(starts, tensors, strict=True)]
 
 
-def moved(tensor: torch.Tensor, whole: torch.Tensor) -> bool:
-    """Have a trained parameter lie in the shared memory from now on; say whether it can.
-
-    It cannot if this process has only a part of it, or has it elsewhere than on the CPU; or if
-    another tensor or process sees the memory in which it lies.
-    """
-    plain = type(tensor) is torch.nn.Parameter and tensor.is_cpu and tensor.is_contiguous()
-    if not (plain and tensor.requires_grad):
-        return False
-    storage = tensor.untyped_storage()
-    # torch has no public name for this. The tensor counts, and so does the line above.
-    uses = getattr(torch._C, "_storage_Use_Count", lambda _: 0)(storage._cdata)  # noqa: SLF001
-    if uses != 2 or storage.is_shared() or storage.nbytes() != tensor.nbytes:
-        return False
-    whole.detach().copy_(tensor.detach())
-    # Not the same storage: what the program does to its own does not concern the other.
-    tensor.data = torch.from_dlpack(whole.detach())  # type: ignore[attr-defined] # so in torch
-    return True
-
-
 @contextmanager
 def _file(size: int) -> Iterator[tuple[str, bytes]]:
     """A file in memory, which is gone once nobody maps it; its path, and how it ends."""

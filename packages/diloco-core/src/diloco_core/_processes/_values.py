@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor
 from .._model._values import part_here, sample
 from ._inside import Inside
 from ._moves import Mail
-from ._shared import moved
 
 _MOST = 16  # values of each tensor that are compared
 _MOST_OF_ALL = 256  # of all tensors, unless these are more: a short message carries them
@@ -52,22 +51,17 @@ Now: TypeAlias = Callable[[], Sequence[Held]]
 def held_tensors(
     inside: Inside, tensors: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor]
 ) -> list[Held]:
-    """Return what this process holds of each tensor. All processes call this together.
-
-    From then on, the leader's parameters lie in the shared memory, where they can.
-    """
-    # Which of them the leader has put there, so that nobody has to write them.
-    put = inside.share(list(map(moved, tensors, wholes)) if inside.leads else None)
+    """Return what this process holds of each tensor. All processes call this together."""
     chunks = [_chunk(tensor) for tensor in tensors]
     loads = [0] * inside.processes
     held = []
     told = zip(*inside.collect(chunks), strict=True)
-    for tensor, whole, is_put, mine, of_all in zip(tensors, wholes, put, chunks, told, strict=True):
+    for tensor, whole, mine, of_all in zip(tensors, wholes, chunks, told, strict=True):
         givers = {}
         for chunk in dict.fromkeys(of_all):
             alike = [process for process, theirs in enumerate(of_all) if theirs == chunk]
             # Buffers may differ between processes; parameters do not, so these share the work.
-            shared = isinstance(tensor, torch.nn.Parameter) and not is_put
+            shared = isinstance(tensor, torch.nn.Parameter)
             givers[chunk] = giver = min(alike, key=loads.__getitem__) if shared else alike[0]
             loads[giver] += whole.nbytes
         held.append(Held(tensor, whole, mine, givers[mine] == inside.process))
@@ -130,10 +124,10 @@ def spread(
         held = now()
         for each in map(held.__getitem__, new):
             each.tensor.grad = None  # it was computed with the old values
-            _copy(_part(each), part_here(each.tensor.detach()))
+            part_here(each.tensor.detach()).copy_(_part(each))
         for each in map(held.__getitem__, wanted):
             if each.gives:
-                _copy(part_here(each.tensor.detach()), _part(each))
+                _part(each).copy_(part_here(each.tensor.detach()))
         return None if mail is None else mail()
 
     return inside.each(act)  # the leader goes on only when all have read and written
@@ -142,10 +136,3 @@ def spread(
 def _part(held: Held) -> torch.Tensor:
     """What of the whole values is here."""
     return held.whole[tuple(slice(start, stop) for start, stop in held.here)]
-
-
-def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
-    if target.data_ptr() != source.data_ptr():
-        target.copy_(source)
-    else:  # it has been written to already, under another name
-        torch.autograd.graph.increment_version(target)
