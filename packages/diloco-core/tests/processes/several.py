@@ -194,7 +194,8 @@ def member(folder, kind, case):
     if case.get("spans"):
         model = spanning(model, case["spans"])
     make = torch.optim.SGD if case.get("sgd") else torch.optim.AdamW
-    optimizer = make([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    inner = {"lr": 0.01, **case.get("inner", {})}
+    optimizer = make([p for p in model.parameters() if p.requires_grad], **inner)
     if case.get("foreign") == process:
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
     if case.get("evaluate"):

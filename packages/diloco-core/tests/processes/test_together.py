@@ -1,5 +1,6 @@
 """Several processes that are one replica train as one process would."""
 
+from itertools import product
 from math import sqrt
 
 import pytest
@@ -44,8 +45,37 @@ ELASTIC = {"connect": {"min_replicas": 2}, "options": {"weight": "tokens"}, "eva
 )
 def test_they_end_where_plain_replicas_end(tmp_path, replicas, case):
     plain = {**case, "one_world": False, "rate": [3, 0, 0.5] if "rate" in case else None}
-    alone = trained(tmp_path, "alone", PLAIN, plain)
-    several = trained(tmp_path, "several", replicas, case)
+    check_alike(trained(tmp_path, "alone", PLAIN, plain), tmp_path, replicas, case)
+
+
+CASES = product(
+    {"adamw": {}, "momentum": {"sgd": True, "inner": {"momentum": 0.9}}}.items(),
+    {"fixed": {}, "elastic": {"min_replicas": 2}}.items(),
+    {"at once": 0, "delayed": 2}.items(),
+)
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: " ".join(name for name, _ in case))
+def plain(request, tmp_path_factory):
+    """A case, and how replicas of one process end in it."""
+    (_, inner), (_, settings), (_, delay) = request.param
+    case = {**inner, "connect": settings, "options": {"delay": delay}}
+    return case, trained(tmp_path_factory.mktemp("plain"), "alone", PLAIN, case)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("kind", "processes"), [("ddp", 2), ("fsdp", 2), ("hybrid", 4), ("tensor", 4)]
+)
+def test_whatever_holds_them_together_they_end_there(tmp_path, plain, kind, processes):
+    case, alone = plain
+    check_alike(alone, tmp_path, [(kind, processes)] * 2, case)
+
+
+def check_alike(alone, folder, replicas, case):
+    """Check that replicas of several processes end where two of one process have ended."""
+    several = trained(folder, "several", replicas, case)
     (expected, told), (other, _) = alone
     assert all(torch.equal(expected[name], other[name]) for name in expected)
     first = several[0][0]
