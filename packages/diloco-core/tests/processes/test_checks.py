@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import distributed
 
-from diloco_core import ConfigurationError
+from diloco_core import ConfigurationError, DiLoCo, connect
 from diloco_core._processes._checks import refuse_together
 
 ONLY_PLAIN = "and only plain dense tensors are synced: convert it first"
@@ -79,3 +79,42 @@ def test_a_model_is_refused_by_name_on_all_of_them(tmp_path, made, words):
         if distributed.is_initialized():
             distributed.destroy_process_group()
     assert str(refused.value).startswith(f"process 0 of this replica: {words}")
+
+
+TORCHRUN = {
+    "REPLICA_RANK": "0",
+    "REPLICA_WORLD_SIZE": "1",
+    "RANK": "0",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "2",
+}
+
+
+@pytest.fixture
+def exchange(tmp_path, monkeypatch):
+    """The connection of the first of two processes; in torch's group, it is alone."""
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    connected = connect(tmp_path / "run", join_timeout=70.0, sync_timeout=500.0)
+    of_one_process(tmp_path)
+    yield connected
+    connected.abort(RuntimeError("the test is over"))
+    distributed.destroy_process_group()
+
+
+def test_a_stage_of_a_pipeline_is_refused(exchange):
+    """Its layers, given in its place, differ between the processes, which is refused as well."""
+    from torch.distributed.pipelining import PipelineStage
+
+    layers = torch.nn.Linear(2, 2)
+    stage = PipelineStage(layers, 0, 2, torch.device("cpu"))
+    with pytest.raises(ConfigurationError, match="not a PipelineStage"):
+        DiLoCo(stage, torch.optim.SGD(layers.parameters()), exchange, sync_every=2)
+
+
+def test_the_processes_wait_longer_for_their_leader_than_it_waits_for_the_store(exchange):
+    layers = torch.nn.Linear(2, 2)
+    loop = DiLoCo(layers, torch.optim.SGD(layers.parameters()), exchange, sync_every=2)
+    gloo = loop._inside._group._get_backend(torch.device("cpu"))
+    assert gloo.options._timeout.total_seconds() == 70.0 + 500.0, "it joins, and then syncs"
