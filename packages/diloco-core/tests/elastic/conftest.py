@@ -1,4 +1,4 @@
-"""What all tests of elastic runs have in common."""
+"""Share what all tests of elastic runs need."""
 
 import pytest
 import torch
@@ -28,8 +28,8 @@ def rounds_otherwise(monkeypatch):
 
         def other(self, batch, inputs):
             update(self, batch, inputs)
-            here = self._incarnation.rank == rank and 0 in batch
-            if here and when(self._incarnation.epoch, self._commit.sync):
+            is_chosen = self._incarnation.rank == rank and 0 in batch
+            if is_chosen and when(self._incarnation.epoch, self._commit.sync):
                 self._job.copy[0][3] += 2**-10
 
         monkeypatch.setattr(Computation, "_update", other)

@@ -1,4 +1,4 @@
-"""How an elastic run begins: one replica uploads the initial state, however long that takes."""
+"""Test how a run begins: one replica uploads the initial state, however long that takes."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def uploads(store, folder="initial"):
 
 
 def begun_at(store):
-    """When the manifest was written."""
+    """Return when the manifest was written."""
     return min(time for time, key, _ in store.history if key == MANIFEST)
 
 
@@ -46,8 +46,8 @@ def enter(node, sync_every=1):
 
 @pytest.mark.parametrize("prefix", ["initial/", "unsynced/"])
 def test_others_wait_although_no_object_comes_for_many_graces(prefix, caplog):
-    """Where one object takes longer than the grace, nothing in the store grows: rank 0 has to say
-    that it is at it.
+    """Nothing in the store grows while one object takes longer than the grace: rank 0 has to say
+    that it is still writing.
     """
 
     def train(node):
@@ -63,8 +63,8 @@ def test_others_wait_although_no_object_comes_for_many_graces(prefix, caplog):
     assert first < min(uploaded)
     assert BEGINNING not in store.objects
     assert "initial values" not in caplog.text, "nobody else has begun"
-    (said,) = [text for text in caplog.messages if "rank 3 has waited 6" in text]
-    assert "another replica is uploading the initial state" in said
+    (notice,) = [text for text in caplog.messages if "rank 3 has waited 6" in text]
+    assert "another replica is uploading the initial state" in notice
 
 
 def test_the_limit_for_waiting_counts_from_the_last_sign():
@@ -84,8 +84,8 @@ def test_where_rank_0_does_not_come_one_of_the_others_begins(caplog):
     outcome = flawless(training, Schedule(8, starts=[300.0], latency=0.01), Elastic(2, grace=10.0))
     assert len(uploads(outcome.store)) == 1
     assert 10.0 <= begun_at(outcome.store) < 12.0
-    told = "rank 1: no replica has begun the run at simulated://run within the grace of 10 s"
-    assert told in caplog.text
+    warning = "rank 1: no replica has begun the run at simulated://run within the grace of 10 s"
+    assert warning in caplog.text
 
 
 def test_one_who_dies_in_the_upload_costs_one_grace(caplog):

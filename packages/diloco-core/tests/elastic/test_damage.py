@@ -101,11 +101,11 @@ def run(request):
 
 def _kinds(run):
     """A newest object of every kind; of contributions and records all."""
-    found = {}
+    chosen = {}
     for key in sorted(run.objects):
         folder, _, name = key.partition("/")
-        found[folder, name.endswith(".json"), name.split(".")[0][-3:]] = key
-    return sorted({*found.values(), *run.needed})
+        chosen[folder, name.endswith(".json"), name.split(".")[0][-3:]] = key
+    return sorted({*chosen.values(), *run.needed})
 
 
 def _check(run, key, damaged):
@@ -165,8 +165,8 @@ def test_bits_that_flip_on_their_way_cost_nothing(topology, caplog):
         assert violations(outcome, training) == []
         assert len(outcome.results) == 3, "nobody had to start again"
     assert "reading again" in caplog.text
-    for told in ("It will be computed again", "writing"):
-        assert told not in caplog.text, "nobody is accused of what one reading brought"
+    for part in ("It will be computed again", "writing"):
+        assert part not in caplog.text, "nobody is accused of what one reading brought"
 
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])

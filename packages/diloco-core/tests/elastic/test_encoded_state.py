@@ -162,9 +162,9 @@ def test_what_changed_in_memory_is_read_again(what, reloads, message, caplog):
     def prepare(node):
         restore = node.exchange.restore
 
-        def remember(own, **options):
-            jobs.extend(own if node.rank == 1 else [])
-            return restore(own, **options)
+        def remember(jobs_of_rank, **options):
+            jobs.extend(jobs_of_rank if node.rank == 1 else [])
+            return restore(jobs_of_rank, **options)
 
         node.exchange.restore = remember
 

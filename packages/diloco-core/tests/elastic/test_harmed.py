@@ -1,4 +1,4 @@
-"""Of what is damaged when it has just been written, its author does what others cannot."""
+"""The author of what is damaged as it is written does what others cannot."""
 
 import logging
 from dataclasses import replace
@@ -52,8 +52,8 @@ def test_the_author_of_a_contribution_does_what_the_others_cannot(settings, says
     assert store.harmed
     assert violations(outcome, training) == []
     author = int(store.harmed.split("/")[2][:5])
-    own = settings is SHARDED and int(3 * part) == author  # nobody else reads that one
-    assert says in caplog.text or own
+    is_unread = settings is SHARDED and int(3 * part) == author  # nobody else reads that one
+    assert says in caplog.text or is_unread
 
 
 @pytest.mark.parametrize("apart", [3, pytest.param(1, marks=pytest.mark.slow)])

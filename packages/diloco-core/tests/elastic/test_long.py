@@ -19,10 +19,10 @@ class Measured(SimulatedTraining):
         class Reports(list):
             def append(self, report):
                 super().append(report)
-                held = [data for key, data in store.objects.items() if key[:8] != "commits/"]
+                contents = [data for key, data in store.objects.items() if key[:8] != "commits/"]
                 counters = (store.requests, store.sent, store.received)
                 totals = [sum(counter.values()) for counter in counters]
-                samples.append((*totals, sum(map(len, held)), len(held)))
+                samples.append((*totals, sum(map(len, contents)), len(contents)))
 
         if node.rank == 0:
             self.reports[node.rank, node.incarnation] = Reports()

@@ -64,8 +64,8 @@ def test_it_and_its_copy_are_written_again_with_the_same_content(key, harm, sync
     assert violations(outcome, training) == []
     assert outcome.store.objects[key] == outcome.store.decided[MANIFEST]
     assert 1 <= len(_errors(caplog)) <= 2
-    told = f"{key} is gone" if harm == "gone" else key
-    assert all(told in text and "Writing it again" in text for text in _errors(caplog))
+    damage = f"{key} is gone" if harm == "gone" else key
+    assert all(damage in text and "Writing it again" in text for text in _errors(caplog))
     outcome, again = _run(syncs=11, store=outcome.store, before=training)
     assert violations(outcome, again) == []
 
@@ -151,7 +151,7 @@ def test_where_another_run_stands_nobody_goes_on(change, kind):
     assert {type(error) for error in outcome.errors().values()} == {kind}
     assert [outcome.store.objects[MANIFEST]] == foreign
     named = ("now belongs to another run", "format")
-    assert any(told in str(outcome.results[0, 1]) for told in named)
+    assert any(text in str(outcome.results[0, 1]) for text in named)
     assert commit_key(9) not in outcome.store.objects
 
 

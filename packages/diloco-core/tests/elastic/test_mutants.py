@@ -49,7 +49,7 @@ DAMAGED = {
 
 
 def wrong(number, fixed=False, asking=False):
-    """What goes wrong in the simulated run with this number; ``asking``: for learning rates."""
+    """Return what goes wrong in a simulated run; ``asking``: for learning rates."""
     chance = random.Random(number)
     faults = harmful(chance, 7)
     starts = [chance.choice([0.0, 1.0, 25.0]) for _ in range(3)]
@@ -80,16 +80,16 @@ def decide_from_own_listing(monkeypatch):
     wait = StoreSync._wait
 
     def mutant(self):
-        found = wait(self)
+        record = wait(self)
         chosen = self._round.valid(self._incarnation.store.list(deltas(self._sync)))
-        if found is None or not chosen:
-            return found
+        if record is None or not chosen:
+            return record
         members = tuple(chosen.values())
         positions = self._progress.counting(members)
         incarnation, steps = self._incarnation, self._progress.outer_steps + 1
         place = self._sync, self._index, self._base, incarnation.standing.previous
         mistaken = Mistaken(*place, members, positions, steps, run=incarnation.run)
-        object.__setattr__(mistaken, "digest", found.digest)
+        object.__setattr__(mistaken, "digest", record.digest)
         return mistaken
 
     monkeypatch.setattr(StoreSync, "_wait", mutant)
@@ -146,8 +146,8 @@ def overwrite_instead_of_create(monkeypatch):
 
 def no_replay(monkeypatch):
     def skip(incarnation):
-        while (found := read_commit(incarnation, incarnation.sync + 1)) is not None:
-            incarnation.standing.skip(found)
+        while (record := read_commit(incarnation, incarnation.sync + 1)) is not None:
+            incarnation.standing.skip(record)
 
     monkeypatch.setattr(_catchup, "replay", skip)
 
@@ -210,8 +210,8 @@ def test_a_broken_rule_is_caught(mutate):
 
 
 def own_rate_in_place_of_the_records(monkeypatch):
-    own = property(lambda self: self.contribution.proposal.standing, lambda self, rate: None)
-    monkeypatch.setattr(Fragment, "rate", own, raising=False)
+    rate = property(lambda self: self.contribution.proposal.standing, lambda self, rate: None)
+    monkeypatch.setattr(Fragment, "rate", rate, raising=False)
 
 
 def wish_after_the_contribution(monkeypatch):
@@ -261,7 +261,7 @@ def test_a_broken_rule_is_caught_in_a_fixed_run(mutate):
 
 
 def wrong_after_damage(policy, number):
-    """What goes wrong, other than that whoever cannot go on stops by name, where objects rot."""
+    """Return what goes wrong where objects rot, apart from replicas that stop by name."""
     chance = random.Random(number)
     kinds = ("flip", "flip", "rot", "zombie", "kill before")
     faults = [
@@ -273,8 +273,8 @@ def wrong_after_damage(policy, number):
     outcome = simulate(training, schedule, DAMAGED[policy], limit=5000.0, sync_timeout=200.0)
     raw = [repr(error) for error in outcome.errors().values() if not isinstance(error, CoreError)]
     by_name = (" raised ", "not every rank")
-    found = violations(outcome, training)
-    return raw + [what for what in found if not any(part in what for part in by_name)]
+    errors = violations(outcome, training)
+    return raw + [what for what in errors if not any(part in what for part in by_name)]
 
 
 def no_checksum_of_records(monkeypatch):
@@ -331,7 +331,7 @@ GOING_BACK = {  # with the syncs before, and the inner step in which rank 0 slee
 
 
 def going_back(policy, number):
-    """What goes wrong where rank 0 sleeps in a step while rank 1 goes back to older states."""
+    """Return what goes wrong if rank 0 sleeps in a step while rank 1 goes back to older states."""
     settings, syncs, pauses = GOING_BACK[policy]
     before, store = SimulatedTraining(syncs=syncs, sizes=(40, 30)), CheckedStore()
     schedule = Schedule(2, seed=number, latency=0.01)
@@ -356,7 +356,7 @@ def going_back(policy, number):
 
 
 def asleep(policy, number):
-    """What goes wrong where a replica that saves at every sync sleeps, and is replaced."""
+    """Return what goes wrong if a replica that saves at every sync sleeps, and is replaced."""
     settings = {"elastic": Elastic(2, grace=3.0), "fixed": Fixed(LOST_AFTER)}[policy]
     training = SimulatedTraining(syncs=6, sizes=(40,), save_every=1)
     faults = [Fault(1, 1, 48 + 5 * number, "zombie", 2.0)]

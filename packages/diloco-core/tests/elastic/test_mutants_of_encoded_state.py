@@ -43,7 +43,7 @@ def _wrong_encoded(policy, number):
 
 
 def private_residual(monkeypatch):
-    """What a change has lost is kept by the owner, and not published."""
+    """Keep what a change has lost with the owner, and do not publish it."""
 
     def encode(self, coded, piece, old):
         lost, state = coded.__dict__.setdefault("lost", {}), self.outer.tensors(piece)

@@ -60,15 +60,15 @@ class _Reused:
         return self.old(node)
 
     def written(self):
-        """When rank 2 wrote something to the prefix of the new run, and how."""
+        """Return when rank 2 wrote something to the prefix of the new run, and how."""
         return [(kind, time) for kind, time in self.late if time > _EMPTIED]
 
     def errors(self):
-        """Of the incarnations of the new run."""
+        """Return the errors of the incarnations of the new run."""
         return {key: error for key, error in self.outcome.errors().items() if key != (2, 1)}
 
     def wrong(self):
-        """What is wrong with the new run, other than that incarnations of it ended by an error."""
+        """Return what is wrong with the new run, except for incarnations that ended by an error."""
         run = run_of(self.store)
         for key, data in list(self.store.decided.items()):
             sync = commit_sync(key)
@@ -82,10 +82,10 @@ class _Reused:
 
 
 def _named(errors):
-    """Whether all of them say what has happened, and what is to be done."""
-    told, kinds = "record of another run", {type(error) for error in errors.values()}
+    """Say whether all errors tell what has happened, and what is to be done."""
+    reason, kinds = "record of another run", {type(error) for error in errors.values()}
     texts = map(str, errors.values())
-    return kinds <= {RunExistsError} and all(told in text and "Stop" in text for text in texts)
+    return kinds <= {RunExistsError} and all(reason in text and "Stop" in text for text in texts)
 
 
 @pytest.mark.parametrize(
@@ -131,25 +131,25 @@ def test_a_replica_of_the_run_before_stops_soon(topology):
 
 @pytest.fixture(scope="module", params=["sharded", "gather"])
 def two(request):
-    """What a run has left, and everything that a longer one of the same model has ever written."""
+    """Return what a run has left, and all that a longer one of the same model has written."""
     every = 1 if request.param == "gather" else None
     settings = Elastic(2, grace=5.0, topology=request.param, publish_every=every)
     written, training = {}, SimulatedTraining(syncs=4, sizes=(12, 9), save_every=2)
-    own = flawless(training, 2, settings).store
+    old = flawless(training, 2, settings).store
     other = Watched(written.__setitem__)
     flawless(OtherTraining(syncs=6, sizes=(12, 9), save_every=2), 2, settings, store=other)
-    return settings, training, own.objects, written
+    return settings, training, old.objects, written
 
 
-def _copies(kind, own, other):
+def _copies(kind, old, other):
     """Objects of one kind, of the same syncs and of later ones, as copied from the other run."""
     taken = {key: data for key, data in other.items() if key.startswith(kind.split(" ")[0])}
     if kind == "state/ done":
         taken = {key: data for key, data in taken.items() if key.endswith(".json")}
     if kind == "state/ shards":
         taken = {key: data for key, data in taken.items() if key.endswith(".safetensors")}
-    if kind == "deltas/ renamed":  # under the keys that the own ones have
-        mine = [key for key in own if key.startswith("deltas/") and "hint" not in key]
+    if kind == "deltas/ renamed":  # under the keys of the old ones
+        mine = [key for key in old if key.startswith("deltas/") and "hint" not in key]
         taken = {a: other[b] for a in mine for b in other if a[:22] == b[:22] and "hint" not in b}
         assert taken
     return taken
@@ -161,9 +161,9 @@ def _copies(kind, own, other):
     ["state/", "state/ done", "state/ shards", "deltas/", "deltas/ renamed", "commits/", "inner/"],
 )
 def test_copies_of_another_run_never_become_another_model(two, kind, newer, caplog):
-    settings, before, own, other = two
-    store = store_of(own)
-    copied = {key: data for key, data in _copies(kind, own, other).items() if (key in own) != newer}
+    settings, before, old, other = two
+    store = store_of(old)
+    copied = {key: data for key, data in _copies(kind, old, other).items() if (key in old) != newer}
     for key, data in copied.items():
         store.damage(key, data)
     training = SimulatedTraining(syncs=6, sizes=(12, 9), salts=dict(before.salts))
@@ -177,7 +177,7 @@ def test_copies_of_another_run_never_become_another_model(two, kind, newer, capl
     if kind == "inner/" and newer:
         assert "written under another key or in another run" in caplog.text
     if kind in {"commits/", "state/ done"}:
-        records = (key for key in [*copied, *own] if key.endswith(".json"))
+        records = (key for key in [*copied, *old] if key.endswith(".json"))
         newest = max(key for key in records if key.startswith(kind.split()[0]))
         if newest in copied:  # which is read
             assert outcome.errors()

@@ -286,7 +286,7 @@ def test_a_store_that_is_down_for_good_is_noticed_within_the_timeout():
 
 
 def test_with_two_damaged_contributions_it_says_what_to_do(publishing):
-    """Of one alone, its author does what the others cannot."""
+    """A single one would be mended by its author."""
 
     class Damaging(SimulatedStore):
         def write(self, key, data):

@@ -17,7 +17,7 @@ from diloco_core._run._records._records import Commit, Done, digest, state_diges
 
 
 def _base(store):
-    """What contributions to sync 3 are made from."""
+    """Return the digest of the state from which contributions to sync 3 are made."""
     done = Done.from_json(store.objects[done_key(2, 0)], 2, 0, "")
     return state_digest(done.sums)
 
@@ -39,7 +39,7 @@ class TestRefusals:
         return store
 
     @pytest.mark.parametrize(
-        ("settings", "options", "told"),
+        ("settings", "options", "message"),
         [
             (Elastic(2, grace=5.0), {}, "that it was begun with: pass min_replicas=1"),
             (Elastic(1, grace=5.0), {"world_size": 3}, "pass world_size=2, or begin a new run"),
@@ -51,11 +51,11 @@ class TestRefusals:
             (Elastic(1, grace=5.0), {"sizes": (40, 40)}, "pass fragments=1, or begin"),
         ],
     )  # fmt: skip
-    def test_another_model_or_other_settings(self, store, settings, options, told):
+    def test_another_model_or_other_settings(self, store, settings, options, message):
         before = dict(store.objects)
         errors = self._errors(store, settings, **options)
         assert {type(error) for error in errors} == {MismatchError}
-        assert told in str(errors[0])
+        assert message in str(errors[0])
         assert before.items() <= store.objects.items()
 
     def test_what_is_each_replicas_own_may_be_another(self, store):

@@ -1,4 +1,4 @@
-"""Who is waited for, who comes and goes, and what becomes of what was learned late."""
+"""Test who is waited for, who comes and goes, and what becomes of what was learned late."""
 
 from functools import partial
 from itertools import pairwise
@@ -79,12 +79,12 @@ def test_when_a_stopped_run_is_resumed_everybody_has_a_grace_to_come(topology, h
             raise RuntimeError("out of memory")
 
     once(train, Schedule(3), settings, store=store)
-    for syncs, starts, there in ((6, [0.0, 9.0, 15.0], [0, 1, 2]), (9, [0.0, 9.0, 1e6], [0, 1])):
+    for syncs, starts, ranks in ((6, [0.0, 9.0, 15.0], [0, 1, 2]), (9, [0.0, 9.0, 1e6], [0, 1])):
         training = SimulatedTraining(syncs=syncs, sizes=(40,), salts=dict(before.salts))
         options = {"most_incarnations": 1, "limit": 2000.0}
         outcome = simulate(training, Schedule(3, starts=starts), settings, store=store, **options)
         assert violations(outcome, training) == [] or 1e6 in starts
-        members += [there] * 3
+        members += [ranks] * 3
         assert members_in(store) == members
     # The third was waited for once.
     waits = [report.wait_seconds for report in training.reports[0, 1]]
@@ -95,14 +95,14 @@ def test_when_a_stopped_run_is_resumed_everybody_has_a_grace_to_come(topology, h
 def test_rank_0_is_told_whose_initial_values_were_taken(caplog):
     """Rank 1 begins the run, alone; rank 0 comes when it is over, and once more later."""
     store, settings, salts = SimulatedStore(), Elastic(1, grace=5.0), {}
-    told = []
+    warned = []
     for syncs, starts in ((2, [1e6, 0.0]), (4, [0.0, 1e6]), (6, [0.0, 1e6])):
         caplog.clear()
         training = SimulatedTraining(syncs=syncs, sizes=(40,), salts=salts)
         simulate(training, Schedule(2, starts=starts), settings, store=store, limit=1000.0)
-        told.append("was begun by rank 1 with the initial values of that rank" in caplog.text)
+        warned.append("was begun by rank 1 with the initial values of that rank" in caplog.text)
     assert members_in(store) == [[1]] * 2 + [[0]] * 4
-    assert told == [False, True, False]
+    assert warned == [False, True, False]
 
 
 def test_a_wish_stands_until_a_sync_counts_its_maker():

@@ -101,8 +101,8 @@ def _check(schedule, elastic, options):
     ]
     by_rule = ("raised SyncTimeoutError(", "not every rank came to the end")
     by_rule = by_rule if max(held_up) > _PATIENCE else ()
-    found = violations(outcome, training)
-    assert [what for what in found if not any(part in what for part in by_rule)] == []
+    errors = violations(outcome, training)
+    assert [what for what in errors if not any(part in what for part in by_rule)] == []
 
 
 @given(_runs())

@@ -31,7 +31,7 @@ class Guarded(CheckedStore):
 
 
 def _wrong(operation, seconds, topology="sharded"):
-    """What goes wrong where rank 1 sleeps, its second incarnation dies, and a third goes on."""
+    """Return what goes wrong if rank 1 sleeps, its second incarnation dies, and a third goes on."""
     training, store = SimulatedTraining(syncs=9, sizes=(40,), save_every=1), Guarded()
     faults = [Fault(1, 1, operation, "zombie", seconds), Fault(1, 2, 75, "kill before")]
     schedule = Schedule(3, faults=faults, restart_after=0.5, latency=0.01)

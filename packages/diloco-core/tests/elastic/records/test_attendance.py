@@ -38,7 +38,7 @@ class Watched:
         self.attendance.begin({0: 0, 1: 0, 2: 0}, 100.0)
 
     def sync(self, number, ranks, now, epoch=1, keys=()):
-        """What is said of a sync that names these ranks, rank 2 with this epoch."""
+        """Return what is said of a sync that names these ranks, rank 2 with this epoch."""
         return self.attendance.committed(commit(number, ranks, epoch), lambda: [*keys], now)
 
 
@@ -85,10 +85,10 @@ STORIES = {  # the number of a sync, whom it names, when, and what is said of it
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
 def test_what_is_said_of_rank_2(story):
     watched = Watched()
-    for number, ranks, now, options, said in story:
-        found = watched.sync(number, ranks, now, **options)
-        assert [level for level, _ in found] == [*said[:1]]
-        assert all(said[1] in text for _, text in found)
+    for number, ranks, now, options, expected in story:
+        messages = watched.sync(number, ranks, now, **options)
+        assert [level for level, _ in messages] == [*expected[:1]]
+        assert all(expected[1] in text for _, text in messages)
 
 
 @pytest.mark.parametrize("error", [None, ValueError("no more\ndata")])
@@ -96,12 +96,12 @@ def test_how_somebody_has_ended_is_said_once(error):
     keys = [hint(sync, 2, 1, "leave") for sync in (2, 3)]
     watched = Watched({key: farewell(key, error) for key in keys}.get)
     watched.sync(1, [0, 1, 2], 110.0)
-    said = watched.sync(2, [0, 1], 120.0, keys=keys[:1])
+    messages = watched.sync(2, [0, 1], 120.0, keys=keys[:1])
     watched.attendance.look(keys[1:], 125.0)
-    said += watched.sync(3, [0, 1], 130.0, keys=keys[1:])
+    messages += watched.sync(3, [0, 1], 130.0, keys=keys[1:])
     failed = "rank 2 has failed: sync 2 goes on without it. Its error: ValueError: no more data"
     left = "rank 2 has left: sync 2 goes on without it"
-    assert said == [(WARNING, failed) if error else (INFO, left)]
+    assert messages == [(WARNING, failed) if error else (INFO, left)]
     ended = "failed: rank 2 (ValueError: no more data)" if error else "left: rank 2"
     assert watched.attendance.describe([2], {2: 1}, [], 130.0) == ended
 
@@ -127,8 +127,8 @@ def test_who_announced_itself_and_never_contributed_is_lost():
 
 def test_nobody_is_accused_without_need():
     for ranks in ([1], [0, 1, 2]):
-        said = Watched().attendance.committed(commit(1, ranks), lambda: pytest.fail("asked"), 160.0)
-        assert said == []
+        news = Watched().attendance.committed(commit(1, ranks), lambda: pytest.fail("asked"), 160.0)
+        assert news == []
 
 
 def test_it_says_of_every_rank_what_became_of_it():
@@ -150,8 +150,8 @@ def test_no_more_of_a_reason_is_shown_than_is_ever_written():
 
 
 def said_in(caplog, part):
-    said = [(each.levelno, each.getMessage()) for each in caplog.records]
-    return [each for each in said if part in each[1]]
+    logged = [(each.levelno, each.getMessage()) for each in caplog.records]
+    return [each for each in logged if part in each[1]]
 
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
@@ -203,10 +203,10 @@ def test_a_replica_that_fails_is_named_with_its_error(caplog):
 
     caplog.set_level(logging.INFO, "diloco_core")
     once(train, Schedule(3), SETTINGS)
-    said = said_in(caplog, "rank 1 has")
-    assert [level for level, _ in said] == [WARNING] * 2, said
-    told = "sync 4 goes on without it. Its error: RuntimeError: no space for s3://"
-    assert all(told in text for _, text in said)
+    logged = said_in(caplog, "rank 1 has")
+    assert [level for level, _ in logged] == [WARNING] * 2, logged
+    reason = "sync 4 goes on without it. Its error: RuntimeError: no space for s3://"
+    assert all(reason in text for _, text in logged)
     assert "hunter2" not in caplog.text
 
 
@@ -217,11 +217,11 @@ def test_the_log_tells_who_is_waited_for(caplog):
     outcome = once(training, schedule, Elastic(3, grace=10.0), **options)
     status = "Contributed: rank 0, 1; never started: rank 2"
     for rank in (0, 1):
-        said = [text for text in caplog.messages if text.startswith(f"rank {rank}: sync")]
-        waited = [int(text.split("(min_replicas) for ")[1].split()[0]) for text in said]
-        assert [seconds // 10 for seconds in waited] == [1, 7, 13], said
-        assert "sync 1 of fragment 0 has been waiting for contributions from 3 repl" in said[0]
-        told = f"s. This replica gives up after 150 s (sync_timeout). {status}"
-        assert said[0].endswith(told)
+        notices = [text for text in caplog.messages if text.startswith(f"rank {rank}: sync")]
+        waited = [int(text.split("(min_replicas) for ")[1].split()[0]) for text in notices]
+        assert [seconds // 10 for seconds in waited] == [1, 7, 13], notices
+        assert "sync 1 of fragment 0 has been waiting for contributions from 3 repl" in notices[0]
+        ending = f"s. This replica gives up after 150 s (sync_timeout). {status}"
+        assert notices[0].endswith(ending)
         assert isinstance(outcome.results[rank, 1], SyncTimeoutError)
         assert status in str(outcome.results[rank, 1])

@@ -58,7 +58,7 @@ COUNTING = {
 
 @pytest.mark.parametrize(("deltas", "sizes", "counts"), COUNTING.values(), ids=COUNTING)
 def test_which_contributions_count(deltas, sizes, counts):
-    """Of rank 0, five steps are counted already."""
+    """Five steps of rank 0 are counted already."""
     listing = {delta.key: sizes.get(delta, 100) for delta in deltas}
     listing |= {"deltas/00000003/notes.txt": 100, Hint(3, 1, 1, "join").key: 100}
     chosen = _round(positions={0: 5}).valid(listing)
@@ -295,10 +295,10 @@ def test_what_an_encoded_state_is_made_of(count, every, at, last, data):
         given_up = tuple(s for s in range(1, number) if s > states[(s - 1) % count])
         rollbacks.append(Rollback(number, states, given_up, {}, run="f" * 16))
     for index in range(count):
-        own = counting(index, last + 1)
-        for place, sync in enumerate(own):
+        syncs = counting(index, last + 1)
+        for place, sync in enumerate(syncs):
             made = made_of(sync, index, count, every, rollbacks)
-            assert made == own[place + 1 - len(made) : place + 1]
+            assert made == syncs[place + 1 - len(made) : place + 1]
             whole = [is_whole(each, count, every) for each in made]
             assert whole == [True] + [False] * (len(made) - 1)
 

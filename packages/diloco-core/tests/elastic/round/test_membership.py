@@ -1,4 +1,4 @@
-"""What an incarnation decides by the contributions to a sync and by its record."""
+"""Test what an incarnation decides by the contributions to a sync and by its record."""
 
 from dataclasses import replace
 
@@ -127,7 +127,7 @@ def test_what_becomes_of_a_record(record, follows, decided):
 
 
 @pytest.mark.parametrize(
-    ("members", "own", "late", "becomes"),
+    ("members", "delta", "late", "becomes"),
     [
         (_ALL, _delta(0), "carry", "counted"),
         (_ALL, _delta(0, epoch=2), "carry", "dropped"),
@@ -137,9 +137,9 @@ def test_what_becomes_of_a_record(record, follows, decided):
         (_ALL[1:], None, "carry", "carried"),
     ],
 )
-def test_what_becomes_of_what_was_learned(members, own, late, becomes):
-    assert fate(_commit(*members), 0, own, learned=True, late=late) == becomes
-    assert fate(_commit(*members), 0, own, learned=False, late=late) == "none"
+def test_what_becomes_of_what_was_learned(members, delta, late, becomes):
+    assert fate(_commit(*members), 0, delta, learned=True, late=late) == becomes
+    assert fate(_commit(*members), 0, delta, learned=False, late=late) == "none"
 
 
 def test_what_an_incarnation_decides_in_the_last_moment_it_obeys():

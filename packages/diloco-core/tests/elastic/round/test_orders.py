@@ -13,7 +13,7 @@ POLICIES = ["elastic", "fixed"]
 
 
 def _goes_wrong(policy, seed, steps=150):
-    """What a random order of events in a run brings to light; empty where nothing."""
+    """Return what goes wrong in a run with a random order of events."""
     chance = random.Random(seed)
     ranks = chance.choice([2, 3])
     world = World(
@@ -63,10 +63,10 @@ def contributions_from_other_states_count(monkeypatch):
     real = _membership.Round.valid
 
     def valid(at, listing):
-        found = {}
+        valid = {}
         for base in {at.base, *(d.base for d in map(_membership.Delta.parse, listing) if d)}:
-            found |= real(replace(at, base=base), listing)
-        return dict(sorted(found.items()))
+            valid |= real(replace(at, base=base), listing)
+        return dict(sorted(valid.items()))
 
     monkeypatch.setattr(_membership.Round, "valid", valid)
 
@@ -94,10 +94,10 @@ def the_quorum_counts_contributions_and_not_ranks(monkeypatch):
 def carried_though_another_incarnation_of_the_rank_is_named(monkeypatch):
     real = _membership.fate
 
-    def fate(commit, rank, own, *, learned, late):
-        if own is not None and own not in commit.members:
+    def fate(commit, rank, delta, *, learned, late):
+        if delta is not None and delta not in commit.members:
             return "carried"
-        return real(commit, rank, own, learned=learned, late=late)
+        return real(commit, rank, delta, learned=learned, late=late)
 
     monkeypatch.setattr(_membership, "fate", fate)
     _counted_steps_count_again(monkeypatch)

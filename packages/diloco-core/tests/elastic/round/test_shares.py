@@ -1,4 +1,4 @@
-"""Who computes which shard of a committed sync, and when."""
+"""Test who computes which shard of a committed sync, and when."""
 
 import pytest
 

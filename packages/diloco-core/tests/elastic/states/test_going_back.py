@@ -1,4 +1,4 @@
-"""What a user sees of a run that has gone back: the outer steps, and the place in the data."""
+"""Test what a user sees of a run that has gone back: outer steps, and the place in the data."""
 
 import logging
 from dataclasses import replace
@@ -80,8 +80,8 @@ def test_what_was_saved_before_is_taken_where_it_is_still_there(lost, caplog):
     store.write(older, kept[older])  # as where a replica dies while it saves
     caplog.set_level(logging.WARNING)
     training = _go_on(store, 6, before)
-    told = "rank 0: restored the inner state that was saved after sync 2 instead. Skip 2 batches"
-    assert told in caplog.text
+    message = "rank 0: restored the inner state that was saved after sync 2 instead. Skip 2 batches"
+    assert message in caplog.text
     assert _learned(training) == [*range(6, 12)]
 
 
@@ -95,8 +95,8 @@ def test_only_what_was_saved_since_is_taken(lost, caplog):
     stale = inner_key(0, 1, 4)
     store.write(stale, kept[stale])
     again = _go_on(store, 8, training, resume=True)
-    told = "is not restored: it was saved after sync 4, which the run has since given up"
-    assert f"{stale} {told}" in caplog.text
+    reason = "is not restored: it was saved after sync 4, which the run has since given up"
+    assert f"{stale} {reason}" in caplog.text
     assert _learned(again) == [*range(12, 16)]
     caplog.clear()
     last = _go_on(store, 10, again, resume=True)
@@ -189,9 +189,9 @@ def test_only_what_is_whole_is_copied(lost, monkeypatch):
 def test_a_copy_under_the_key_of_another_run_is_not_written_again(lost):
     store, before, written = lost
     training = _go_on(store, 6, before)
-    (own,) = (key for key in written if key.startswith("initial/"))
+    (initial,) = (key for key in written if key.startswith("initial/"))
     other = f"initial/{16 * '0'}/000.00000.safetensors"
-    store.write(f"kept/{other}", written[own])
+    store.write(f"kept/{other}", written[initial])
     _go_on(store, 8, training, resume=True)
     assert other not in written
 

@@ -37,7 +37,7 @@ def train(target, *values):
 
 @cache
 def killed_early(topology):
-    """What a run left that died when a sync was decided, and its states without a successor."""
+    """Return what a run left that died at a sync, and its states without a successor."""
     settings = Elastic(2, topology=topology, **SETTINGS)
     for operation in [*range(48, 300, 4), *range(24, 48, 4)]:  # the first shows it, as a rule
         faults = [Fault(rank, 1, operation, "kill before") for rank in range(2)]

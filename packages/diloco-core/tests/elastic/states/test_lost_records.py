@@ -93,7 +93,7 @@ def test_numbers_before_a_later_record_are_not_decided_again():
 
 @pytest.mark.parametrize("still_counts", [True, False])
 def test_a_number_is_closed_by_what_can_be_read(still_counts):
-    """Of two fragments' newest states one cannot be read any more; the other's sync may count."""
+    """One of two fragments' newest states is unreadable now; the other's sync may count."""
     before, store = _run(8, (40, 30), _SHARDED)
     last = _numbers(store)[-1]
     whole = store.objects[commit_key(last)]
@@ -244,21 +244,21 @@ def followed(store, connection):
 @pytest.mark.parametrize("meddle", [lost, replaced, raced, followed])
 def test_a_sleeper_looks_what_has_become_of_its_record(meddle):
     """It would decide the next sync, and has not agreed to go back."""
-    training, store, held = SimulatedTraining(syncs=6, sizes=(40,)), SimulatedStore(), []
+    training, store, records = SimulatedTraining(syncs=6, sizes=(40,)), SimulatedStore(), []
 
     def wake(node):
-        held.append(store.objects[KEY])
+        records.append(store.objects[KEY])
         meddle(store, node.connection)
-        held.append(store.objects.get(KEY))
+        records.append(store.objects.get(KEY))
         assert node.exchange.behind() == (meddle is followed)
 
     outcome = once(training, 1, ALONE, store=store, prepare=asleep_after(3, wake))
     if meddle is lost:
         assert violations(outcome, training) == []
-        assert store.objects[KEY] == held[0]
+        assert store.objects[KEY] == records[0]
         return
     assert isinstance(outcome.results[0, 1], FencedError)
-    assert store.objects[KEY] == (back_to(2, 3, store) if meddle is raced else held[-1])
+    assert store.objects[KEY] == (back_to(2, 3, store) if meddle is raced else records[-1])
     assert store.changed == []
 
 

@@ -72,7 +72,7 @@ def _resume(stopped, resume, faults=(), syncs=12, most_incarnations=3, store=Non
 
 
 def _outer_steps(store):
-    """How many outer steps the model has taken at the end of the log."""
+    """Return how many outer steps the model has taken at the end of the log."""
     log, broken = read_log(store)
     assert broken == []
     return SimulatedTraining(sizes=_SIZES).outer_steps(log)[_last(store)]
@@ -97,8 +97,8 @@ def test_damage_that_nothing_can_mend_is_named_soon(topology, caplog):
     gone = "something from which its result is computed is gone"
     for error in outcome.results.values():
         assert type(error) is CorruptedObjectError
-        for told in (shard, delta, gone, "resume='newest-whole'", "export()"):
-            assert told in str(error)
+        for part in (shard, delta, gone, "resume='newest-whole'", "export()"):
+            assert part in str(error)
     assert "times that it was read" not in caplog.text
     assert later.states == {}
     assert _last(store) == 3, "nothing was decided"
@@ -141,8 +141,8 @@ def test_where_nothing_is_whole_no_collected_object_is_blamed(topology, how, cap
         for error in outcome.results.values():
             assert type(error) is CorruptedObjectError
             assert "initial/" not in str(error)
-            told = "holds neither an undamaged state of fragment 0 after any sync nor its initial"
-            assert (told if how == "gone" else "state/00000006/000.00000.") in str(error)
+            text = "holds neither an undamaged state of fragment 0 after any sync nor its initial"
+            assert (text if how == "gone" else "state/00000006/000.00000.") in str(error)
             assert "export() writes" not in str(error)
             assert "begin a new run on another prefix" in str(error)
     assert "initial/" not in caplog.text
@@ -198,10 +198,10 @@ def test_what_rots_after_it_is_made_again_as_before(stopped, more, caplog):
     (rollback,) = rollbacks_in(before)
     syncs = [rollback.sync + number + 1 for number in range(more)] or list(rollback.states)
     keys = [shard_key(sync, (sync - 1) % 2, shard, "") for sync in syncs for shard in range(2)]
-    found = [key for key in keys if key in before.objects]
-    assert found
+    remaining = [key for key in keys if key in before.objects]
+    assert remaining
     caplog.clear()
-    for key in found:
+    for key in remaining:
         store = copy.deepcopy(before)
         store.damage(key, store.objects[key][:50])
         options = {"syncs": _outer_steps(store) + 2, "most_incarnations": 1, "store": store}

@@ -84,8 +84,8 @@ def test_a_sleeper_decides_nothing_on_a_replaced_record(caplog):
     # As the log says: the next contribution that counts is of later batches, and an incarnation
     # that began after it would not go back.
     assert "does not hold the inner steps of this replica from step 4 on" in caplog.text
-    told = "The batches of the steps before 8 are lost, unless this replica is restarted before"
-    assert told in caplog.text
+    warning = "The batches of the steps before 8 are lost, unless this replica is restarted before"
+    assert warning in caplog.text
     assert [(member.start, member.stop) for member in log[LOST].members] == [(8, 10)]
 
 

@@ -11,7 +11,7 @@ from diloco_core._run._records._keys import Delta, deltas
 
 
 def first_of(*syncs):
-    """Whether a sync is one of these, and for the first time."""
+    """Return a test whether a sync is one of these, for the first time."""
     left = set(syncs)
     return lambda epoch, sync: sync in left and not left.remove(sync)
 
@@ -27,10 +27,10 @@ def test_nobody_waits_for_it_and_it_reloads(rounds_otherwise, syncs, caplog):
     assert outcome.seconds < 50
     wrong = {what.split(",")[0] for what in violations(outcome, training)}
     assert wrong == {f"after sync {sync}" for sync in syncs}
-    said = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert len(said) == len(syncs)
-    told = "rank 1: the state of fragment 0 after sync 2 is not the one that other replicas hold"
-    assert told in said[0]
+    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) == len(syncs)
+    message = "rank 1: the state of fragment 0 after sync 2 is not the one that other replicas hold"
+    assert message in errors[0]
 
 
 def test_it_does_not_decide_by_itself_though_one_is_a_quorum(rounds_otherwise):

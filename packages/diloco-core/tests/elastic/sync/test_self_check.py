@@ -65,18 +65,18 @@ def test_gather_values_that_changed_are_noticed_and_loaded_again(caplog):
 
 
 @pytest.mark.parametrize(
-    ("flip", "step", "told"),
+    ("flip", "step", "message"),
     [
         (flip_outer, 6, "the outer optimizer's tensors in simulated://run/state/00000003/000.00001"),
         (flip_copy, "after a contribution", "the values in simulated://run/state/00000003/000.00001"),
     ],
 )  # fmt: skip
-def test_gather_what_one_replica_alone_holds_is_not_gone_on_from(flip, step, told, caplog):
+def test_gather_what_one_replica_alone_holds_is_not_gone_on_from(flip, step, message, caplog):
     training = Remembering(8, (40,), flip=flip, steps=[step])
     outcome = once(training, Schedule(3), gathering())
     assert outcome.errors() == {}
     assert {what.split(",")[0] for what in violations(outcome, training)} <= {"after sync 4"}
-    assert told in caplog.text
+    assert message in caplog.text
     assert "state/00000003/000.done.json" not in {key for _, key, _ in outcome.store.history}
 
 
@@ -100,7 +100,7 @@ def test_gather_outer_state_is_compared_when_a_run_ends(first, caplog):
 
     outcome = once(train, Schedule(3), gathering(3, publish_every=8))
     assert outcome.errors() == {}
-    told = "state/00000003/000.done.json describes is not what this replica has computed"
-    assert all(told in message for message in errors_in(caplog))
-    said = [message[:7] for message in errors_in(caplog)]
-    assert said == (["rank 1:"] if first == 0 else ["rank 0:", "rank 2:"])
+    message = "state/00000003/000.done.json describes is not what this replica has computed"
+    assert all(message in error for error in errors_in(caplog))
+    speakers = [message[:7] for message in errors_in(caplog)]
+    assert speakers == (["rank 1:"] if first == 0 else ["rank 0:", "rank 2:"])

@@ -96,7 +96,7 @@ def the_mean_of_all(monkeypatch):
 
 
 def what_was_not_learned(monkeypatch):
-    """What replicas read of a contribution is believed only if it can be what was learned."""
+    """Double every contribution, so that it holds what was not learned."""
     learned = Fragment._contribution
     monkeypatch.setattr(Fragment, "_contribution", lambda *given: learned(*given).mul_(2))
 

@@ -43,9 +43,9 @@ def run_killed(operation=61, **training):
     """Rank 1 is killed after one of its requests, and comes back."""
     faults = [Fault(1, 1, operation, "kill after")]
     schedule = Schedule(2, faults=faults, latency=0.01, restart_after=3.0)
-    found = run(schedule, Elastic(1, grace=2.0), syncs=12, sizes=(40,), sync_every=2, **training)
-    assert (1, 2) in found[0].reports
-    return found
+    outcome = run(schedule, Elastic(1, grace=2.0), syncs=12, sizes=(40,), sync_every=2, **training)
+    assert (1, 2) in outcome[0].reports
+    return outcome
 
 
 def test_a_new_incarnation_goes_on_with_what_was_saved():

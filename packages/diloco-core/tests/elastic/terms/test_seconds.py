@@ -32,7 +32,7 @@ def run(paces, elastic, window=60, *, starts=(), latency=0.02, **training):
 
 
 def sends(store):
-    """When which rank contributed, by sync."""
+    """Return when each rank contributed, by sync."""
     times = {}
     for time, key, size in store.history:
         delta = Delta.parse(key)
@@ -42,7 +42,7 @@ def sends(store):
 
 
 def steps(store):
-    """How many inner steps each member contributed, by sync."""
+    """Return how many inner steps each member contributed, by sync."""
     return [{m.rank: m.stop - m.start for m in record.members} for record in read_log(store)[0]]
 
 
@@ -120,9 +120,9 @@ def test_a_step_much_longer_than_the_window(caplog):
     assert all(0 not in counted.values() for counted in steps(store))
     waits = [report.wait_seconds for report in training.reports[0, 1]]
     assert max(waits) < 8.0
-    (told,) = [text for text in caplog.messages if "A replica that is always later" in text]
-    assert told.startswith("rank 2: a sync, together with the steps of the delay")
-    assert "contribute every 20 s" in told
+    (warning,) = [text for text in caplog.messages if "A replica that is always later" in text]
+    assert warning.startswith("rank 2: a sync, together with the steps of the delay")
+    assert "contribute every 20 s" in warning
     assert training.reports[2, 1][0].contribution == "carried"
 
 
@@ -156,16 +156,16 @@ def test_a_contribution_before_its_time_shuts_nobody_out(killed):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(-2, "could have been sent a step before"), (2, "s early")]
+    ("seconds", "violation"), [(-2, "could have been sent a step before"), (2, "s early")]
 )
-def test_a_contribution_that_is_not_sent_in_time_is_noticed(seconds, said, monkeypatch):
+def test_a_contribution_that_is_not_sent_in_time_is_noticed(seconds, violation, monkeypatch):
     due = Windows.due
     monkeypatch.setattr(
         Windows, "due", lambda self, elapsed, **more: due(self, elapsed + seconds, **more)
     )
     training = SimulatedTraining(3, (4,), Seconds(20), paces=(1.0, 3.0), delay=2)
     outcome = simulate(training, 2, Elastic(2, grace=9.0))
-    assert any(said in what for what in violations(outcome, training))
+    assert any(violation in what for what in violations(outcome, training))
 
 
 @pytest.mark.parametrize(
@@ -175,14 +175,14 @@ def test_a_contribution_that_is_not_sent_in_time_is_noticed(seconds, said, monke
 )
 def test_an_optimizer_that_skips_steps_is_waited_for(skipped, sent, caplog):
     """A sync comes with the next whole step of both optimizers, or after twice the window."""
-    found = []
+    contributed = []
 
     def train(node):
         model = torch.nn.ParameterList([torch.zeros(4), torch.zeros(4)])
         both = [torch.optim.SGD([tensor], lr=1.0) for tensor in model]
 
         def on_sync(report):
-            found.append((round(node.connection.clock()), report.inner_steps))
+            contributed.append((round(node.connection.clock()), report.inner_steps))
 
         with DiLoCo(
             model, both, node.exchange, sync_every=Seconds(20), on_sync=on_sync, flush="none"
@@ -196,5 +196,5 @@ def test_an_optimizer_that_skips_steps_is_waited_for(skipped, sent, caplog):
 
     outcome = simulate(train, Schedule(1, latency=0.0001), Elastic(1, grace=5.0))
     assert outcome.errors() == {}
-    assert found == sent
+    assert contributed == sent
     assert ("a sync was due after 20 s and comes after 40 s" in caplog.text) == (len(skipped) > 2)
