@@ -270,7 +270,8 @@ def connect(
         if inside is None:
             exchange: Exchange = opened()
         else:
-            patience = timing.join_timeout + timing.sync_timeout
+            # At the start, the leader waits for the run to begin, and then for all replicas.
+            patience = 2 * timing.join_timeout + timing.sync_timeout
             leads = partial(_as_leader, opened)
             alike = {**settings, "uri": redact_uri(spelling)}
             exchange = ReplicaExchange(

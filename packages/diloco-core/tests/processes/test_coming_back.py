@@ -115,7 +115,7 @@ def test_the_others_fail_where_the_leader_is_killed(tmp_path):
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_process_that_hangs_is_named(tmp_path):
-    case = {"hang": [8, 1], "connect": {"join_timeout": 15.0, "sync_timeout": 15.0}}
+    case = {"hang": [8, 1], "connect": {"join_timeout": 10.0, "sync_timeout": 10.0}}
     (_, first), _ = trained(tmp_path, "run", [("plain", 2)], case)
     assert first["raised"] == (
         "ProcessFailedError: process 1 of this replica has failed: it does not answer. It has "
