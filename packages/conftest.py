@@ -4,6 +4,8 @@ import gc
 import os
 import shlex
 import signal
+import zlib
+from collections import defaultdict
 
 import pytest
 from hypothesis import settings
@@ -43,6 +45,22 @@ def pytest_configure(config):
         settings.register_profile("seeded", settings.get_profile("full"), derandomize=False)
         config.option.hypothesis_profile = "seeded"
         config.option.hypothesis_seed = str(config.option.seed)
+
+
+@pytest.hookimpl(tryfirst=True)  # before the slow ones are left out
+def pytest_collection_modifyitems(items):
+    """Mark two thirds of the cases of a test that is marked ``sampled`` as slow: always the same.
+
+    They are chosen by their names, so that a third holds some of each parameter's values.
+    """
+    cases = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for alike in cases.values():
+        alike.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+        for item in alike[-(-len(alike) // 3) :]:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -200,6 +200,7 @@ class TestFold:
         (row,) = fold(rows_of(40, odd), 1)
         assert (cells(row)["rank"], cells(row)["place"]) == ("0-39", "us-east-1 …")
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("room", range(1, 40))
     def test_no_more_rows_than_room(self, room):
         odd = {rank: live(rank, 40, phase="idle") for rank in range(5)}

@@ -97,6 +97,7 @@ def test_sequences_catch(name):
         run_machine(harness_of(mutant.cls, gang=mutant.gang), examples=500, steps=30, shrink=False)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "name",
     ["CancelledTooEarly", "CancelOverwritesTerminal", "DrainingCollect", "TimeoutIsCancelled"],

@@ -132,6 +132,7 @@ class TestTheClass:
     def test_only_three_abilities_need_no_method(self):
         assert {*Ability} - {*HOOKS} == {Ability.RACE, Ability.TIMEOUT, Ability.RESTART}
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize(("ability", "hook"), HOOKS.items())
     def test_nothing_is_left_out_in_silence(self, ability, hook):
         mine = type("Mine", (ToyHarness,), {hook: getattr(Harness, hook)})

@@ -55,6 +55,7 @@ def check(ends, reasons):
         assert reason == "lost" or "deleted" in message or "pod has been removed" in message
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("policy", ["fail_run", "continue"])
 @pytest.mark.parametrize("code", [143, 137, 0])
 def test_its_replicas_were_interrupted(team, policy, code):

@@ -79,6 +79,7 @@ def tried(verb, executor, handle):
     return None
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("uid", ["the Job's", ""])
 @pytest.mark.parametrize(
     "labels",
@@ -142,6 +143,7 @@ def test_namespaces_that_are_none(names):
         EKSExecutor("image", other_namespaces=names)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("run_id", ["../../secrets", "A", "a/b", "", "-a", "a" * 64])
 def test_a_run_id_that_no_launch_could_have_made(bench, verb, run_id):
     handle = bench.launch(1).handles[0]
@@ -240,6 +242,7 @@ def test_a_pod_of_somebody_elses_is_no_rank(bench, report):
     assert sorted(pod.name for pod in pods) == ours
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("first", ["9" * 5000, "٣", "-1", "1e3", "", "2"])
 def test_a_first_rank_that_no_launch_could_have_written(bench, verb, first):
     handle = bench.launch(1).handles[0]
@@ -298,6 +301,7 @@ def change(bench, name, patch, space="default"):
     bench.create(path, patch, "PATCH", "application/merge-patch+json")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("changed", CHANGES)
 def test_a_job_that_was_changed_is_not_called_gone(bench, verb, changed):
     """A cancel that did nothing would leave its pods, and say nothing."""

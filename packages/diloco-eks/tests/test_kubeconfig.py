@@ -515,6 +515,7 @@ class TestTypes:
     def test_what_is_used(self, server, refused, inside, match):
         refused(yaml(server.url, inside=inside), match)
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize(
         ("text", "match"),
         [

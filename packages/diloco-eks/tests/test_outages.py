@@ -53,6 +53,7 @@ def ended(bench, report):
     return run
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_waits_for_a_cluster_that_is_away(bench, report, kind, verb):

@@ -203,6 +203,7 @@ def endless():
     return value
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("value", [nested(100), nested(100_000), doubled(50), endless()])
 def test_what_has_no_end_is_not_read_to_it(options_for, value):
     with pytest.raises(InvalidRequestError, match="beyond what a pod template may hold"):

@@ -87,6 +87,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("file", "ended"), CASES, indirect=["file"])
 @pytest.mark.parametrize("data", BYTES, ids=lambda data: repr(data[:8]))
 def test_other_bytes(run, file, data, ended):
@@ -116,6 +117,7 @@ def replaced(value, place, new):
     return copy
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("file", "ended"), CASES, indirect=["file"])
 def test_other_values_anywhere(run, file, ended, monkeypatch):
     monkeypatch.setattr(_observe, "members", lambda *_: {})  # the table of processes takes long
@@ -281,6 +283,7 @@ def test_a_damaged_outcome_concerns_one_rank(ranks, field, value):
     assert "cannot be read" in entry["error"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("field", "value"),
     [case for case in IMPOSSIBLE if case not in OF_OUTCOMES] + [("state", "lost")],

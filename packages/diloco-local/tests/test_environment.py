@@ -83,6 +83,7 @@ def test_a_relative_entry_of_the_inherited_path_is_none():
     assert compose({"PYTHONPATH": "."}, [{"PYTHONPATH": "src"}], [], None) == {"PYTHONPATH": "src"}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("flag", "expected"),
     [

@@ -208,6 +208,7 @@ def test_only_names_that_a_launch_gives_are_looked_for(tmp_path, name):
     assert contents(tmp_path) == before
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", FOREIGN_FOLDERS)
 @pytest.mark.parametrize("name", ["runs", "staging", "trash"])
 def test_a_root_with_a_folder_that_others_can_fill_is_refused(tmp_path, name, kind):
@@ -343,6 +344,7 @@ def replaced_by_a_file(path):
     path.touch()
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.parametrize("spoil", [opened, changed, replaced, replaced_by_a_file])
 @pytest.mark.parametrize("supervised", [True, False])

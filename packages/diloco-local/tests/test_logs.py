@@ -321,6 +321,7 @@ def test_any_number_of_samples_takes_bounded_memory(tmp_path, monkeypatch):
     assert lines_of(replica, since=2.0) == ["a"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("sample", ["[1,1,1]\n", "[{0},{0},{0}]\n", "[1,1,1]"])
 @pytest.mark.parametrize("read", [read_all, read_followed, read_tail])
 def test_of_samples_no_more_are_read_than_a_log_can_have(tmp_path, read, sample, monkeypatch):

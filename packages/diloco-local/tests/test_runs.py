@@ -336,6 +336,7 @@ def test_collect_ends_nothing_when_its_time_is_up(waiting):
     assert [r["result"] for r in results_of(run.executor, run.handles)] == [0, 1]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("function", "kwargs", "exit_code", "name", "words"),
     [

@@ -312,6 +312,7 @@ def test_a_cancel_is_finished_when_the_launcher_is_killed(make, tmp_path, folder
     assert (status.state, status.signal) == (ReplicaState.CANCELLED, "SIGKILL")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "habit",
     [

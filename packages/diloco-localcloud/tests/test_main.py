@@ -211,6 +211,7 @@ def test_a_deleted_pod_and_a_watch(launched):
     launched.kubectl("delete", "job", "watched")
 
 
+@pytest.mark.sampled
 @needs_kubectl
 @pytest.mark.parametrize(
     ("words", "shown", "value"),
@@ -299,6 +300,7 @@ def test_arguments_that_cannot_be(capsys, monkeypatch, arguments, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -107,6 +107,7 @@ def test_an_environment_that_is_not_there_is_no_missing_app(lab):
     assert "deploy" not in str(caught.value)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -93,6 +93,7 @@ def test_no_password_of_a_rendezvous_is_kept(lab):
     assert "hunter2" not in where
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("key", [key for key in RIGHT if key != "launch"])
 def test_a_damaged_entry_is_named_and_the_replica_can_be_cancelled_all_the_same(lab, key):
     executor = lab.executor()
@@ -293,6 +294,7 @@ def test_a_run_with_a_damaged_record_is_purged_by_hand(lab, key):
     assert len(lab.launch(1, executor)) == 1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("odd", ["\ud800", "fc-" + "x" * 300_000, "fc-a b", "ap-1", 7, None])
 def test_a_call_that_can_be_none_hides_no_other_rank(lab, odd):
     handles = lab.launch(2)

@@ -102,6 +102,7 @@ ENDS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("end", ENDS)
 def test_a_hostile_end_of_a_call(lab, bomb, end):
     (handle,) = lab.launch(1)
@@ -286,6 +287,7 @@ def key(name):
     return pickle.dumps(name, 4)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("where", ["launch", "another", "key", "key and launch"])
 def test_a_hostile_dict_of_a_name_that_no_run_has(lab, bomb, where):
     (handle,) = lab.launch(1)
@@ -410,6 +412,7 @@ def test_a_forged_handle_of_another_apps_call(lab, bomb):
     assert "BlobGet" not in verbs
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("call", ["", "no id", "fc-\x1b[31m\x07", "fc-" + "9" * 5000, "fc-\ud800"])
 def test_a_handle_that_names_no_call(lab, call):
     (handle,) = lab.launch(1)

@@ -248,6 +248,7 @@ def test_one_template_serves_a_cohort(tmp_path):
     assert message.outcome.result == ["7", "9", "3"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "argument", ["--index=$(JOB_COMPLETION_INDEX)", "--index=", "--failed=-1", "--index=6"]
 )

@@ -203,6 +203,7 @@ FORMS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("text", FORMS)
 def test_what_has_the_form_of_a_secret_is_left_out(text):
     told = redact_text(text)

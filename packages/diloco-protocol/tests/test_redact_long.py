@@ -44,6 +44,7 @@ NASTY = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("text", NASTY)
 def test_long_texts_take_linear_time(text):
     """Arguments may be a megabyte of one word; quadratic work would take hours."""
@@ -90,6 +91,7 @@ def test_names_are_remembered_only_if_they_are_short():
         tracemalloc.stop()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("before", "after", "lengths"),
     [

@@ -189,6 +189,7 @@ class TestOutcomes:
         )
         assert outcome.traceback.endswith("no file data-\\udce9\n")
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize(
         "text",
         [
@@ -207,6 +208,7 @@ class TestOutcomes:
         outcome = end(replica("forges_its_report", text=text), tmp_path)
         assert (outcome.exit_code, outcome.error) == (3, "gave up")
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize(
         ("code", "exit_code", "error"),
         [
@@ -227,6 +229,7 @@ class TestOutcomes:
         assert (outcome.reason is Reason.COMPLETED) == (exit_code == 0)
         assert error is None or error in outcome.error
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("streams", ["closed", "gone"])
     @pytest.mark.parametrize(
         ("how", "error", "error_type"),
@@ -266,6 +269,7 @@ class TestOutcomes:
         )
         assert name in outcome.error
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize(
         ("entry", "told"),
         [

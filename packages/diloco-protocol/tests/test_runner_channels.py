@@ -77,6 +77,7 @@ class TestStrings:
         outcome = end(start("returns", kwargs), tmp_path)
         assert json.dumps(outcome.result) == json.dumps(kwargs)
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize(
         ("strings", "told"),
         [

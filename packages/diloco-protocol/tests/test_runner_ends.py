@@ -60,6 +60,7 @@ class TestEnds:
         runner.send_signal(signal.SIGUSR1)
         assert end(runner, tmp_path).result == ["SIGUSR1", True]
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize(
         "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
     )
@@ -87,6 +88,7 @@ class TestEnds:
         assert (outcome.exit_code, outcome.reason) == (0, Reason.COMPLETED)
         assert outcome.result == "finished all the same"
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     @pytest.mark.parametrize("how", ["sys.exit", "os._exit"])
     def test_an_exit_with_0_on_a_signal_is_an_interruption(self, replica, tmp_path, number, how):
@@ -105,6 +107,7 @@ class TestEnds:
         outcome = end(runner, tmp_path)
         assert (outcome.exit_code, outcome.signal, outcome.reason) == (137, "SIGKILL", Reason.ERROR)
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("wait", [True, False], ids=["cancelled", "finished"])
     @pytest.mark.parametrize("own_session", [True, False], ids=["own session", "same group"])
     def test_grandchildren_are_ended(self, replica, tmp_path, own_session, wait):

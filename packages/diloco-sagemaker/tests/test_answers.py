@@ -170,6 +170,7 @@ def ask(executor, verb, handle):
     return executor.list_runs() if verb == "list_runs" else getattr(executor, verb)(handle)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ASKED)
 def test_what_a_proxy_says_is_not_the_word_of_aws(aws, executor, network, tmp_path, kind):
     (handle,) = launch(executor())
@@ -384,6 +385,7 @@ def test_headers_have_an_end(aws, executor, monkeypatch):
     assert time.monotonic() - begin < PATIENCE
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("drip", [EndlessHeaders(b"a", 0.02), Endless(b" ", 0.02)])
 @pytest.mark.parametrize("verb", ["do_POST", "do_GET"])
 @pytest.mark.parametrize("ranks", [1, 4])

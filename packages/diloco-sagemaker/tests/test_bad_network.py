@@ -150,6 +150,7 @@ def test_the_network_is_as_bad_as_it_says(world):
     assert seen == {None, *FATES}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(10))
 def test_no_answer_is_changed(world, seed):
     live(world, seed)

@@ -140,6 +140,7 @@ def test_a_job_tries_the_rendezvous_and_is_removed(world, exclusive, words):
     assert world.world.jobs() == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "options",
     [

@@ -32,6 +32,7 @@ def name(handle):
     return handle.metadata["job_name"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("status", "secondary", "state", "reason", "stopping"),
     [

@@ -112,6 +112,7 @@ def test_a_line_that_looks_like_a_piece_of_a_result_is_the_replicas(aws, executo
     assert (read.splitlines() if reading == "tail" else read) == lines
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("reading", READINGS)
 @pytest.mark.parametrize("events", [[], [{"timestamp": 1, "message": "x"}]], ids=["empty", "full"])
 @pytest.mark.parametrize("circle", [1, 2, 5, None], ids=str)

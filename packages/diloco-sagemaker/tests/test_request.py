@@ -222,6 +222,7 @@ def test_an_option_that_would_have_no_effect_is_refused(offline, options, text):
         plan(offline(**options), gpu=gpu)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "option",
     [

@@ -41,6 +41,7 @@ def end(harness, name):
     harness.api.delete_training_job(TrainingJobName=name)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("list_lag", [0.0, 1e6])
 @pytest.mark.parametrize("same", [True, False])
 def test_a_job_whose_name_another_launch_has_taken_is_not_returned(harness, list_lag, same):

@@ -131,6 +131,7 @@ def test_an_error_of_aws_is_shown_without_what_is_secret(aws, executor):
     assert "\x1b" not in str(caught.value)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("place", range(3))
 @pytest.mark.parametrize("end", ["\r", "\n", "\nx", "\udcff", "\xe4"])
 def test_credentials_that_cannot_be_sent_are_not_shown(aws, executor, place, end):

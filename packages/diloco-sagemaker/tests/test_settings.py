@@ -230,6 +230,7 @@ def world():
         harness.close()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("more", "variables", "told"),
     [

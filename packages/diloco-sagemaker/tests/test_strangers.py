@@ -77,6 +77,7 @@ STRANGERS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("rank", [0, 7])
 @pytest.mark.parametrize("kind", STRANGERS)
 def test_a_foreign_job_with_the_name_of_a_rank_is_no_rank(world, kind, rank):
@@ -189,6 +190,7 @@ def outcome(**changes):
     return json.dumps({**json.loads(Outcome(0, result="fine").to_json()), **changes}).encode()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "content",
     [
@@ -269,6 +271,7 @@ def test_an_outcome_that_is_older_than_its_job_is_of_another(world):
 # --- failures ---
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("reason", "code"),
     [
@@ -333,6 +336,7 @@ def test_a_start_when_there_was_no_job_is_not_believed(world, started):
     assert executor.describe(handles[0]).started_at == at
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "changes",
     [
@@ -382,6 +386,7 @@ def test_a_stream_that_is_older_than_the_job_is_of_another(world):
 # --- handles and words ---
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "created",
     [

@@ -100,6 +100,7 @@ def read(codec, data, like):
     return out
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [name for name in CODECS if name != "plain"])
 @given(st.integers(0, 10**6), st.integers(1, 700), st.integers(-8, 3))
 def test_everybody_comes_to_the_owners_values(name, seed, numel, exponent):
@@ -121,6 +122,7 @@ def test_everybody_comes_to_the_owners_values(name, seed, numel, exponent):
         assert torch.equal(others_residual, decoded(codec, wanted - sent))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [name for name in DENSE if name != "fp32"])
 def test_small_values_arrive_in_the_end(name):
     """Without the residual, values far below the largest of their block would never move."""

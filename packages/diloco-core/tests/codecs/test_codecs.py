@@ -60,6 +60,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("codecs")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("codec", ALL, ids=lambda codec: codec.name)
 def test_all_add_up_what_was_sent(codec, folder, tmp_path):
     # As an exchange does it: the difference of the global copy and the model.

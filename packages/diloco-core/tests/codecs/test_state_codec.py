@@ -42,6 +42,7 @@ def each_until(last, exchanges, **options):
     return run(lambda each: until(make, each, last, **{"flush": "none", **options}), exchanges)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", DENSE)
 def test_all_hold_the_same_and_end_near_the_plain_run(name, tmp_path):
     plain = train(make, in_process(2), steps=8)[0]
@@ -57,6 +58,7 @@ def test_all_hold_the_same_and_end_near_the_plain_run(name, tmp_path):
     assert bool(off.any())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("fragments", "every", "membership"),
     [(1, 1, {}), (1, 3, {}), (2, 1, {}), (2, 3, {}), (1, 3, {"min_replicas": 2})],
@@ -108,6 +110,7 @@ def with_damage(stopped, folder, sync, place):
     return over_store(folder, resume=True, **SOON)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("sync", "place"), [(3, 0.95), (4, 0.95), (5, 0.05), (5, 0.5), (5, 0.95)])
 def test_damage_is_found(sync, place, stopped, tmp_path):
     """In the header, outer state, update or values, in the whole state or an update after it."""

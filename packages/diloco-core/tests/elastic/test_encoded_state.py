@@ -74,6 +74,7 @@ def test_what_is_kept_and_what_the_records_say(stopped):
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("sync", [9, 10])
 @pytest.mark.parametrize("how", ["header", "outer state", "update", "cut", "gone"])
 def test_the_newest_change_is_made_again_with_the_same_bytes(stopped, sync, how, caplog):

@@ -35,6 +35,7 @@ def trained(store, settings, ranks, syncs=5, sizes=(400,), before=None, faults=(
     return training, simulate(training, schedule, settings, store=store, **options)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
@@ -73,6 +74,7 @@ def test_where_the_author_has_died_the_others_name_it_soon(settings, apart):
     assert max(seconds) < 100.0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "harm", [lambda data: data[:-5], lambda data: b"", late(0.999999)], ids=["cut", "empty", "end"]
 )

@@ -54,6 +54,7 @@ _HARMS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("harm", _HARMS)
 @pytest.mark.parametrize(
     ("key", "sync", "grace"), [(MANIFEST, 4, 5.0), (MANIFEST, 9, 5.0), (COPY, 4, 1.0)]
@@ -70,6 +71,7 @@ def test_it_and_its_copy_are_written_again_with_the_same_content(key, harm, sync
     assert violations(outcome, again) == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("resume", [True, False])
 @pytest.mark.parametrize("harm", _HARMS)
 def test_where_nobody_was_left_to_write_it_again_its_copy_is_enough(harm, resume, caplog):

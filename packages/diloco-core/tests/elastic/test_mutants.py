@@ -204,6 +204,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mutate", MUTANTS, ids=lambda mutate: mutate.__name__)
 def test_a_broken_rule_is_caught(mutate):
     assert_caught(wrong, mutate, first=MUTANTS[mutate])
@@ -244,6 +245,7 @@ RATES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mutate", RATES, ids=lambda mutate: mutate.__name__)
 def test_a_broken_rule_of_learning_rates_is_caught(mutate):
     assert_caught(partial(wrong, asking=True), mutate, first=RATES[mutate])
@@ -298,6 +300,7 @@ def no_checksum_of_shards(monkeypatch):
     monkeypatch.setattr(_published.Shard, "adopt", adopt)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("policy", "mutate", "first"),
     [
@@ -378,6 +381,7 @@ def saving_without_looking_for_a_successor(monkeypatch):
     monkeypatch.setattr(StoreExchange, "save_inner", mutant)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(
     ("mutate", "act"),

@@ -115,6 +115,7 @@ ENCODED = {  # with the first run of each policy that shows it, as a rule
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("mutate", ENCODED, ids=lambda mutate: mutate.__name__)
 def test_a_broken_rule_of_encoded_state_is_caught(mutate, policy):

@@ -88,6 +88,7 @@ def _named(errors):
     return kinds <= {RunExistsError} and all(reason in text and "Stop" in text for text in texts)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("topology", "operation", "part", "late"),
     [
@@ -155,6 +156,7 @@ def _copies(kind, old, other):
     return taken
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("newer", [False, True], ids=["in place of the own", "newer"])
 @pytest.mark.parametrize(
     "kind",
@@ -221,6 +223,7 @@ _STRAYS = {
 _STRAYS = {folder: ["", "notes.txt", *names.split()] for folder, names in _STRAYS.items()}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("folder", _STRAYS)
 def test_other_files_are_ignored_and_stay(folder, publishing):
     store = SimulatedStore()

@@ -183,6 +183,7 @@ def test_an_incarnation_that_ends_lets_go_of_its_store(kind, is_away):
         assert {type(result) for result in outcome.results.values()} == {wanted}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seconds", [0.6, 1.2, 1.8])
 @pytest.mark.parametrize(("sync", "step"), [(3, 2), (4, 3), (5, 4), (6, 5)])
 def test_a_late_contribution_overtakes_the_next_incarnation(seconds, sync, step):

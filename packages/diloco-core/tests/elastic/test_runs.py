@@ -66,6 +66,7 @@ class TestLateContributions:
             assert {stop - start for start, stop in ranges} == {2}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 @pytest.mark.parametrize("how", ["left", "failed"])
 def test_when_a_stopped_run_is_resumed_everybody_has_a_grace_to_come(topology, how):

@@ -119,6 +119,7 @@ def test_many_schedules(run):
     _check(*run)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -135,6 +136,7 @@ def test_trouble_while_the_store_is_tried_out(first, second, at):
         _check(schedule, Elastic(1, grace=2.0, topology="sharded"), {"sizes": (40,)})
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("at", range(72, 80))
 def test_an_incarnation_says_that_a_residual_is_lost_and_dies_too(at):
     """The incarnation after it goes on with the zero that was saved, and has nothing to say."""

@@ -40,6 +40,7 @@ def _wrong(operation, seconds, topology="sharded"):
     return violations(outcome, training) + store.stolen
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 @pytest.mark.parametrize("seconds", [2.0, 12.0])
 def test_wherever_an_incarnation_sleeps(topology, seconds):

@@ -96,6 +96,7 @@ def test_what_could_not_be_written_waits_and_then_is_left_out_and_counted():
     assert run.numbers()[-1] == 101
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "pattern",
     [

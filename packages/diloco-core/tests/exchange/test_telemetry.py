@@ -167,6 +167,7 @@ def connected(uri, ranks=2, **options):
 
 
 class TestWhatIsWritten:
+    @pytest.mark.sampled
     @pytest.mark.parametrize("place", ["folder", "memory"])
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("way", WAYS)
@@ -240,6 +241,7 @@ class TestWhatIsWritten:
         live, lines = Told(tmp_path / "run").live(0), Told(tmp_path / "run").lines(0)
         assert (live.sync, live.step, len(lines)) == (3, 0, 3)
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("way", WAYS)
     def test_it_can_be_turned_off(self, through, kind, way):
@@ -616,6 +618,7 @@ class TestHarm:
         assert keys <= store.list("live/").keys() | store.list("history/").keys()
         assert export(str(tmp_path / "run"), str(tmp_path / "model.safetensors")) == 4
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("folder", ["live/", "history/"])
     @pytest.mark.parametrize("kind", KINDS)
     def test_a_store_that_fails_in_one_folder(self, tmp_path, through, kind, folder):

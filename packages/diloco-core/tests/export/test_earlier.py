@@ -48,6 +48,7 @@ def roll_back(run, sync, states, given_up, epoch=1, before=0):
     assert store.create(commit_key(sync), record.to_json())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fragments", [1, 2])
 def test_each_that_is_there_is_what_the_model_was(lab, run, model, caplog, kind, fragments):
@@ -104,6 +105,7 @@ def test_of_several_rollbacks_each_is_obeyed(lab, run, model, tmp_path, damaged)
     loads_exactly(model, Adapted, held[6])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["sharded", "gather"])
 @pytest.mark.parametrize("fragments", [1, 2])
 @pytest.mark.parametrize("harm", ["gone", "torn"])
@@ -158,6 +160,7 @@ def test_what_is_no_number_of_steps_is_refused(run, model, at):
         export(run, model, at=at)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", [*KINDS, "far away"])
 def test_what_was_damaged_on_its_way_is_opened_and_read_again(
     lab, run, model, caplog, monkeypatch, kind
@@ -187,6 +190,7 @@ def test_what_was_damaged_on_its_way_is_opened_and_read_again(
 
 
 # A fixed run has no record that says that a shard was there.
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("kind", "harm"),
     [("fixed", "damage"), *((kind, h) for kind in KINDS[1:] for h in ("damage", "remove"))],
@@ -217,6 +221,7 @@ def test_where_the_newest_is_damaged_it_is_the_one_before(lab, run, model, caplo
         export(run, model, at=steps[0])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "gone",

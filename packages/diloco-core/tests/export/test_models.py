@@ -34,6 +34,7 @@ def no_pause(monkeypatch):
     monkeypatch.setattr("diloco_core._store._reread.REREADS", (0.0, 0.0))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("make", [Everything, Adapted, Wrapped], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("kind", ["fixed", "sharded", "gather"])
 @pytest.mark.parametrize("buffers", ["mean", "none"])
@@ -81,6 +82,7 @@ def test_nothing_is_written_into_the_runs_own_folder(lab, tmp_path, run, name):
     assert not list(run.rglob(".*"))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_names_are_those_of_the_plain_model(lab, run, model, wrapper):
     values = trained(lab, run, "fixed", Everything, WRAPPERS[wrapper])

@@ -24,6 +24,7 @@ def held_at_each_sync(run):
     return held
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("fragments", [1, 2, 3])
 def test_the_store_holds_the_newest_states_of_each_fragment(new_store, fragments, tmp_path):
     run = Run(2, fragments, syncs=14, store=new_store())

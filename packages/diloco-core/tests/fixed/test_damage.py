@@ -65,6 +65,7 @@ def test_a_shard_whose_owner_has_left_is_named(harming, harm):
     assert store.harmed[0] in str(results[0])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("harm", "fragments"), [("flip", 1), ("cut", 2), ("empty", 1)])
 def test_a_shard_whose_owner_is_alive_is_written_again(harming, harm, fragments, caplog):
     store = harming(keys_lab.of("state", sync=3, rank=1), HARMS[harm], 1)

@@ -98,6 +98,7 @@ def nobody_obeys_an_end(monkeypatch):
             monkeypatch.setattr(module, name, lambda *_, **__: None)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("mutant", "first"),
     [

@@ -48,6 +48,7 @@ def harm(run, key, how):
         run.store.damage(key, flip(run.store.objects[key], 4 * len(run.store.objects[key])))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("how", ["gone", "damaged"])
 @pytest.mark.parametrize("incarnations", [1, 2])
 @pytest.mark.parametrize("of", [0, 1], ids=["manifest", "copy"])
@@ -64,6 +65,7 @@ def test_one_of_the_two_is_enough(stopped, tmp_path, how, incarnations, of):
     assert seen == dict.fromkeys(range(2), (steps, 2 * steps, 0))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("how", ["gone", "damaged"])
 @pytest.mark.parametrize("resume", [True, "newest-whole", False])
 def test_without_both_nothing_is_begun_or_exported(stopped, tmp_path, how, resume):
@@ -143,6 +145,7 @@ def harmed(run, harm):
     return found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("until", [6, 11], ids=["when they leave", "at every eighth sync"])
 @pytest.mark.parametrize("harm", HARM)
 def test_it_is_written_again(stopped, harm, until, caplog):

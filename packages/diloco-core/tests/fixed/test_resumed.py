@@ -19,6 +19,7 @@ def same(held, wanted):
     return identical([*held, *wanted])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("fragments", [1, 2])
 @pytest.mark.parametrize("adam", [False, True], ids=["SGD", "Adam"])
@@ -77,6 +78,7 @@ def seeds(usual, most):
 ENCODED = {"state_codec": "bf16", "full_state_every": 3}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", seeds(4, 200))
 @pytest.mark.parametrize("encoded", [False, True], ids=["plain", "encoded"])
 def test_killed_anywhere_it_ends_as_a_run_that_was_not(seed, encoded, new_store, caplog):
@@ -108,6 +110,7 @@ def test_initial_values_are_not_written_again_with_later_ones():
     assert run.store.objects.get(lost, before) == before
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", seeds(4, 100))
 @pytest.mark.parametrize("options", [{}, ENCODED], ids=["plain", "encoded"])
 def test_who_wakes_up_late_changes_nothing(seed, options, new_store, caplog):
@@ -128,6 +131,7 @@ def test_who_wakes_up_late_changes_nothing(seed, options, new_store, caplog):
     assert identical(run.live(resume=True))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("until", [3, -1], ids=["later", "before the first sync"])
 @pytest.mark.parametrize("late", [0, 1])
 def test_ranks_may_be_started_one_after_another(late, until, new_store):
@@ -153,6 +157,7 @@ def test_nor_is_an_error_before_the_first_sync(resume):
     assert same(run.live(resume=resume, starts=[0.0, 60.0]), Run(2).live())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["get", "put", "list", "delete"])
 @pytest.mark.parametrize("sync", [2, 4])
 def test_a_sleeper_leaves_what_the_next_one_has_saved(kind, sync):

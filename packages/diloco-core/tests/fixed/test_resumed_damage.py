@@ -48,6 +48,7 @@ def corrupted(results):
 
 
 class TestState:
+    @pytest.mark.sampled
     @pytest.mark.parametrize(("place", "rank"), [(0.02, 0), (0.5, 1), (0.9, 0), (0.9999, 1)])
     def test_it_is_named_and_the_one_before_is_taken_if_asked(self, stopped, caplog, place, rank):
         key = newest(stopped, rank=rank)
@@ -67,6 +68,7 @@ class TestState:
         assert key in caplog.text
         assert "has deleted it" not in caplog.text
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("rank", [0, 1])
     def test_a_part_of_it_is_gone(self, stopped, rank):
         stopped.store.remove(lost := newest(stopped, rank=rank))

@@ -34,6 +34,7 @@ class Batches(Run):
         return values(net)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("fragments", [1, 2])
 @pytest.mark.parametrize("every", [1, 10])
 def test_steps_that_are_dropped_at_the_end_are_taken_up(fragments, every, new_store):
@@ -199,6 +200,7 @@ OUTER = {
 CASES = [("momentum", 1, 2), ("Adam", 1, 0), ("momentum", 2, 0), ("Adam", 2, 2)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("outer", "fragments", "spare"), CASES)
 def test_it_ends_as_one_that_was_not_stopped(outer, fragments, spare, new_store):
     """Stopped before each fragment has had a sync, and later; loaded between syncs or not."""

@@ -45,6 +45,7 @@ def as_undisturbed(held, wanted, caplog):
     assert identical([*held, *wanted]) != ("counts as nothing" in caplog.text)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("first", [0.0, 2.0], ids=["it is there at once", "it comes later"])
 @pytest.mark.parametrize(("said", "again"), [(1, 0.5), (1, 8.0), (2, 8.0), (2, 40.0)])
 def test_one_of_them_is_killed_and_started_again(run, first, said, again):

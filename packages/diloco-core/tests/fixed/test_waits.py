@@ -185,6 +185,7 @@ def train(new_store, start, seconds):
     return results, max(run.ended.values())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("start", [0.5, 60.0, 102.0, 250.0])
 def test_a_short_outage_is_waited_out_and_nobody_is_lost(new_store, start):
     wanted, _ = train(new_store, 1e9, 0.0)

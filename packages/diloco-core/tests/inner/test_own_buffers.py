@@ -95,6 +95,7 @@ REBUILT = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", REBUILT)
 @KINDS
 def test_what_modules_have_assigned_comes_back(lab, case, kind):

@@ -226,6 +226,7 @@ OWN = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("make", OWN)
 @pytest.mark.parametrize("options", [{}, {"delay": 3}, {"fragments": 2}])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -297,6 +298,7 @@ def own_adam(**options):
     return lambda p: OwnAdam(p, lr=0.01, weight_decay=0.1, **options)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "make",
     [
@@ -379,6 +381,7 @@ def test_of_several_optimizers_it_is_the_right_one():
     assert any("inner optimizer 1 (MasterSGD)" in str(result) for result in results)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("make", SOUND.values(), ids=SOUND)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_others_are_not_accused(make, dtype):

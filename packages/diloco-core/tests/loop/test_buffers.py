@@ -74,6 +74,7 @@ def model(lab):
     return lab.fill(nn.Sequential(norms[0], nn.Linear(3, 4), norms[1], nn.Linear(4, 1)))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "options", [{"aggregate": "trimmed"}, {"clip": "median"}, {"weight": "tokens"}]
@@ -174,6 +175,7 @@ class TestUnchanged:
         assert all(same_bytes(a, b) for a, b in zip(*runs, strict=True))
         return [[sizes[1 + sync, rank] for rank in range(2)] for sync in range(4)], runs[0]
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("policy", ["mean", "rank0"])
     @pytest.mark.parametrize("kind", ["store", "sharded", "gather"])
     def test_they_are_sent_by_those_who_changed_them(self, lab, kind, policy):
@@ -267,6 +269,7 @@ INF, NAN = float("inf"), float("nan")
 
 
 class TestWhatIsNotFinite:
+    @pytest.mark.sampled
     @pytest.mark.parametrize("policy", ["mean", "rank0"])
     @pytest.mark.parametrize("kind", KINDS)
     def test_what_all_replicas_hold_stays_as_it_is(self, lab, kind, policy):
@@ -300,6 +303,7 @@ class TestWhatIsNotFinite:
         else:
             assert same_bytes(second[0], before)
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     @pytest.mark.parametrize(("one", "other"), [(INF, -INF), ("most", "almost")])
     @pytest.mark.parametrize("kind", KINDS)

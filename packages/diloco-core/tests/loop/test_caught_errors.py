@@ -114,6 +114,7 @@ def test_nothing_holds_on_to_a_loop_that_is_over(lab, entered):
     assert [ref() for ref in left] == [None] * 4
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("failed", [False, True])
 @pytest.mark.parametrize("options", [{}, {"min_replicas": 1}])
 def test_a_connection_that_has_ended_lets_go_of_the_model(lab, tmp_path, options, failed):

@@ -63,6 +63,7 @@ def runs(lab, folder, options):
     return [*found, {"mean": value}]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("outer", OUTER)
 @pytest.mark.parametrize("place", PLACES)
 def test_the_numbers_are_those_of_the_usual_defaults(lab, tmp_path, outer, place):

@@ -25,6 +25,7 @@ def skipping(lab, skipped, steps, **options):
 
 @pytest.mark.parametrize("kind", ["threads", "store"])
 class TestSkippedSteps:
+    @pytest.mark.sampled
     @pytest.mark.parametrize("skipped", [(0, 1), (1, 0), (0, 2, 1), (3, 0, 0)])
     @pytest.mark.parametrize("steps", [8, 11])
     def test_all_end_the_same(self, lab, caplog, kind, skipped, steps):
@@ -42,6 +43,7 @@ class TestSkippedSteps:
             assert f"cannot take sync {fewest + 1}, which needs all replicas" in caplog.text
             assert f"the values of outer step {fewest}" in caplog.text
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("flush", ["partial", "none"])
     @pytest.mark.parametrize("fragments", [1, 2])
     @pytest.mark.parametrize("skipped", [(0, 4), (0, 1, 0)])

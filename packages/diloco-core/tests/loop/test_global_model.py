@@ -63,6 +63,7 @@ def replica(make, committed, exchange, looks=True, steps=9, **options):
     return values(model)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("kind", "options"),
     [(kind, {}) for kind in KINDS]
@@ -81,6 +82,7 @@ def test_all_replicas_have_the_same_values_and_train_as_if_nobody_had_looked(kin
     assert 0 in looked[0], "before the first sync"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("kind", "options"),
     [("fixed", {}), ("sharded", {}), ("gather", {}), ("sharded", DELAYED), ("gather", AVERAGED)],

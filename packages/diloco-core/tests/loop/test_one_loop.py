@@ -119,6 +119,7 @@ def in_child(outer, inner, act, answers):
     os._exit(0)
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(
     "fork" not in multiprocessing.get_all_start_methods(), reason="no fork on this platform"
 )

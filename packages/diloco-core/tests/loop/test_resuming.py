@@ -23,6 +23,7 @@ def goes_on(lab, experiment, saved, stop, wanted=None, **options):
     return all(map(equal, again, wanted or whole(lab, experiment)))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("outer", "stop"), [*((outer, 7) for outer in OUTER), ("Adam", 1)])
 def test_a_resumed_run_is_the_continued_run(lab, outer, stop):
     """Stopped before the first outer step, or in a period; gone on with other chunks."""
@@ -66,6 +67,7 @@ def test_twice_and_at_once(lab, outer):
 
 
 class TestAnotherPeriod:
+    @pytest.mark.sampled
     @pytest.mark.parametrize(("before", "after"), [(8, 2), (4, 8), (2, 6)])
     @pytest.mark.parametrize("stop", [1, 5, 6])
     def test_sync_every_may_change(self, lab, before, after, stop):
@@ -145,6 +147,7 @@ def incarnation(lab, exchange, make, steps, *, killed=False, every=10, after=Fal
     return rates
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize(("kind", "killed"), [("store", False), ("elastic", True)])
 @pytest.mark.filterwarnings(

@@ -77,6 +77,7 @@ class TestTheEnd:
 
         return lab.run(replica, each or in_process(2))
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("change", CHANGES)
     @pytest.mark.parametrize("options", [{}, {"fragments": 2}, {"flush": "none"}])
     def test_is_the_last_committed_state_on_all_replicas(self, lab, caplog, change, options):

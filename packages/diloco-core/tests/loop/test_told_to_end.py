@@ -83,6 +83,7 @@ def test_a_result_that_is_there_already_is_adopted_before_it_ends(tmp_path):
     assert [report.total_inner_steps for report in reports] == [3]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("at", [0, 2, 3, 4])
 def test_a_fixed_run_goes_on_with_the_step_in_which_it_was_told(tmp_path, caplog, at):
     """A sync that is due then comes after the next step: the others may be gone."""
@@ -94,6 +95,7 @@ def test_a_fixed_run_goes_on_with_the_step_in_which_it_was_told(tmp_path, caplog
     assert at == 3 or all(map(torch.equal, resumed, whole))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("sync_every", [2, 50])
 @pytest.mark.parametrize("at", [0, 1, 3])
 @pytest.mark.parametrize("idle", [False, True], ids=["both step", "one never steps"])

@@ -99,6 +99,7 @@ def test_every_sync_is_the_weighted_mean(tokens, kind, weight, codec, last):
             assert json.loads(report.to_json())["weights"] == list(report.weights)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_weights_give_the_bytes_of_the_plain_mean(kind):
     tokens = [[3] * 6] * 3

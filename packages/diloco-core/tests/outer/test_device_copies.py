@@ -59,6 +59,7 @@ def same(lab, ours, theirs):
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("late", [True, False])
 @pytest.mark.parametrize("options", OPTIONS)
 def test_on_a_pretended_device_the_values_are_those_on_the_cpu(lab, monkeypatch, options, late):

@@ -59,6 +59,7 @@ def wanted(delay, alpha, decay):
     return copy
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("delay", "alpha"), [(0, 0.0), (1, 0.0), (1, 0.5), (0, 0.5)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_as_in_the_formulas(kind, delay, alpha):
@@ -105,6 +106,7 @@ def stop(outer):
     raise StopError
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["store", "sharded"])
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("save_every", [0, 4])

@@ -138,6 +138,7 @@ class Flipping:
         return reader
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["store", "sharded", "gather"])
 @pytest.mark.parametrize("times", [1, 10**9])
 def test_a_contribution_that_is_damaged_on_its_way_is_not_taken_for_an_overflow(

@@ -162,6 +162,7 @@ def flat(results):
     return [torch.cat([parameter.detach() for parameter in model]) for model, _ in results]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("name", ["the usual", "NAdam"])
 def test_a_run_that_is_resumed_comes_to_the_same_bits(kind, name, tmp_path):

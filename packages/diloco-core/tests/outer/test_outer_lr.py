@@ -70,6 +70,7 @@ TWO_AT_ONCE = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 @given(case=_cases())
 @example(case=(2, TWO_AT_ONCE, "falls", {(0, 2): 0.25, (1, 2): 0.5, (0, 4): 0.125}))
@@ -140,6 +141,7 @@ def test_whoever_writes_the_record_of_a_fixed_run_writes_the_same_rate(kind):
         assert getattr(run.store, "differing", []) == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("fragments", [1, 2])
 @pytest.mark.parametrize("wishes", [{(1, 2): 0.25}, {}])
 def test_a_fixed_run_that_is_resumed(fragments, wishes):

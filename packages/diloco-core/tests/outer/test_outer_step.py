@@ -141,6 +141,7 @@ def global_copy(outer):
     return outer.state_dict()["fragments"][0]["copy"][0].clone()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", ["threads", "store"])
 def test_outer_steps_too_small_for_the_model_add_up(lab, dtype, kind):

@@ -214,6 +214,7 @@ def compare(tmp_path, kind, replicas, params, *, outer_state=1.0, **options):
     return counted, [plan.bytes_sent, plan.bytes_received]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("replicas", "outer_state"), [(1, 1.0), (4, 1.0), (3, 0.0), (3, 2.0)])
 def test_counted(tmp_path, kind, replicas, outer_state):

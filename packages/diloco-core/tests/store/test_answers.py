@@ -52,6 +52,7 @@ def failing(store, small_s3, act, status, times, code):
     return lambda: run(store)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("act", "status", "code"),
     pairs(
@@ -145,6 +146,7 @@ def test_a_wrong_clock_and_too_few_requests_are_named(store, small_s3, clock):
     assert 10 < clock.now - before <= 20
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("what", "code"),
     [("lose", ""), (404, "NoSuchUpload"), ("late", "InternalError"), ("never", "RequestTimeout")]
@@ -160,6 +162,7 @@ def test_a_large_write_whose_last_answer_is_lost_is_sent_anew(store, small_s3, w
     assert small_s3.objects["run/large"] == data
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("code", ["RequestTimeout", "NoSuchUpload"])
 def test_an_upload_in_parts_outlives_what_passes(store, small_s3, code):
     """obstore tries a part again by the status alone; so everything is sent anew."""

@@ -37,6 +37,7 @@ def pattern(size):
     return (numbers * (size // len(numbers) + 1))[:size]
 
 
+@pytest.mark.sampled
 @laws
 @given(
     parts=st.lists(st.binary(max_size=100), max_size=5), replaced=st.none() | st.binary(max_size=50)
@@ -75,6 +76,7 @@ def test_nothing_is_visible_when_the_parts_fail(any_store, size):
     assert any_store.create("torn/k", b"the key is free")
 
 
+@pytest.mark.sampled
 def test_a_reader_never_sees_a_part_of_an_object(any_store):
     any_store.put("k", [bytes(200_000)])
     writing = threading.Event()
@@ -95,6 +97,7 @@ def test_a_reader_never_sees_a_part_of_an_object(any_store):
     assert together(2, lambda number: [write, read][number](number))[1] <= {(200_000, 1)}
 
 
+@pytest.mark.sampled
 def test_one_of_many_racing_creates_wins(any_store):
     for number in range(6):
         key, size = f"race/{number}", 70_000 if number % 2 else 1
@@ -119,6 +122,7 @@ def test_the_probe_finds_that_creates_are_exclusive(any_store):
     assert any_store.list("probes/") == {}
 
 
+@pytest.mark.sampled
 @laws
 @given(size=st.integers(1, 300_000), data=st.data())
 def test_ranged_reads(any_store, size, data):
@@ -145,6 +149,7 @@ def test_an_empty_object_can_be_opened(any_store):
         reader.read_into(0, memoryview(bytearray()))
 
 
+@pytest.mark.sampled
 @laws
 @given(wanted=st.sets(keys, max_size=8), data=st.data())
 def test_listings_are_complete_sorted_and_fresh(any_store, wanted, data):
@@ -176,6 +181,7 @@ def test_a_folder_is_not_its_longer_namesake(any_store):
     assert list(any_store.list("a/")) == ["a/1"]
 
 
+@pytest.mark.sampled
 @laws
 @given(there=st.sets(names, max_size=4), asked=st.lists(names, max_size=6))
 def test_delete_is_idempotent(any_store, there, asked):

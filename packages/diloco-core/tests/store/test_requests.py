@@ -101,6 +101,7 @@ def test_listings_go_over_all_pages(store, small_s3):
     assert list(store.list("many/")) == [f"many/{number}" for number in range(10)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("act", ["create", "put"])
 def test_what_could_not_be_written_is_let_go_of_at_once(store, small_s3, monkeypatch, act):
     """An error would hold the memory of a whole shard until the next garbage collection."""

@@ -56,6 +56,7 @@ def test_it_is_there(small_s3, scheme):
         assert len(read_history(store.get(key.key)).lines) == SYNCS
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("scheme", "what"),
     [

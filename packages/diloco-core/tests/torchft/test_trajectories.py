@@ -92,6 +92,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_recorded_runs_of_torchft_are_matched(lab, name, kind):
     recorded = json.loads((FOLDER / f"{name}.json").read_text())

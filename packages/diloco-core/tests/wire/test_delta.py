@@ -128,6 +128,7 @@ def test_the_bytes_are_those_of_before(kind, clip, codec, digest):
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("clip", [False, True])
 class TestSizes:
+    @pytest.mark.sampled
     @pytest.mark.parametrize("rank", range(RANKS))
     @pytest.mark.parametrize("groups", [0b100, 0b101, 0b110, ALL])
     @pytest.mark.parametrize("shards", [RANKS, 2 * RANKS])

@@ -115,6 +115,7 @@ def test_without_the_record_of_the_rollback(lost, caplog):
     assert _learned(again) == [*range(12, 16)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("when", ["commits/00000005", "deltas/00000006", "commits/00000006"])
 @pytest.mark.parametrize("state", [2, 0])
 def test_a_state_survives_a_late_collection(publishing, when, state, caplog):
@@ -206,6 +207,7 @@ def _of_another_run(key):
 HOW = ["damaged", "gone", "its header", "its copy too", "the header of its copy too"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("what", ["000.00000.safetensors", "000.done.json"])
 @pytest.mark.parametrize("how", [*HOW, "its copy is huge", "its copy is of another run"])
 def test_a_copy_takes_the_place_of_what_is_damaged(what, how, caplog):

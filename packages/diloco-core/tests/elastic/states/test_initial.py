@@ -64,6 +64,7 @@ HARMS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("values", [(1.0,), (1.0, 2.0)], ids=["both", "one"])
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_what_is_damaged_or_gone_is_written_again(topology, values, caplog):

@@ -188,6 +188,7 @@ def test_an_incarnation_that_sleeps_meanwhile_changes_nothing(stopped, seconds, 
         assert wrong == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("more", [0, 2])
 def test_what_rots_after_it_is_made_again_as_before(stopped, more, caplog):
     """The state before a damaged one may be older than the rollback."""

@@ -98,6 +98,7 @@ _ALL = [*_FEW, "length, high", "brace", "sync", "scalars", "end of the header", 
 _PLACES = [*_FEW, *(pytest.param(place, marks=pytest.mark.slow) for place in _ALL[len(_FEW) :])]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("place", _PLACES)
 @pytest.mark.parametrize("fragment", range(_FRAGMENTS))
 @pytest.mark.parametrize("shard", range(2))

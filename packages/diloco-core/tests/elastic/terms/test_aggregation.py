@@ -17,6 +17,7 @@ def least(training):
     return min(each.least for report in reports for each in report.clipped)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["kill after", "zombie", "rot", "delay"])
 @pytest.mark.parametrize(
     ("topology", "options"),

@@ -30,6 +30,7 @@ def run_late(late, **training):
     return run(LATE, Elastic(1, grace=2.0, late=late), pauses={(1, 8): 20.0}, syncs=12, **training)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize(("late", "fate"), [("carry", "carried"), ("drop", "dropped")])
 def test_who_is_late_keeps_its_residual(late, fate, delay):
@@ -107,6 +108,7 @@ def what_is_kept_is_never_sent(monkeypatch):
     monkeypatch.setattr(Residual, "offer", mutant)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("mutate", "act"),
     [

@@ -89,6 +89,7 @@ REQUESTS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("scope", "template", "counts"),
     [

@@ -47,6 +47,7 @@ def test_a_function_runs(lab):
     assert {entry.message for entry in call.logs.tail(source="stdout")} == {"to stdout\n"}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("kind", "error", "message"),
     [
