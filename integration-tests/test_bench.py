@@ -12,6 +12,7 @@ import pytest
 BENCH = Path(__file__).parents[1] / "tools/bench/run.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "printed"),
     [

@@ -155,7 +155,13 @@ def test_a_short_run_that_publishes_int8(tmp_path, read, membership):
     assert "is not the state before it and the update" in read(kept)
 
 
-@BOTH
+@pytest.mark.parametrize(
+    "membership",
+    [
+        pytest.param([], id="fixed membership", marks=pytest.mark.slow),
+        pytest.param(["--elastic"], id="elastic membership"),
+    ],
+)
 def test_a_short_run_with_a_zombie_and_a_reader_that_sees_damage(tmp_path, read, membership):
     trouble = ("--seconds", "2", "--stop-every", "2", "--grace", "0.4", "--kill-every", "3")
     result = chaos(tmp_path, *membership, *trouble)

@@ -39,6 +39,7 @@ def drawn(folder, *options):
     return numbers, again
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_the_option(tmp_path):
     shutil.copy(CONFTEST, tmp_path)

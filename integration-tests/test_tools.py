@@ -339,6 +339,7 @@ def test_what_replaces_an_inner_state_may_be_gone_before_it_is_read(tmp_path, mo
     assert "0001.00000024.safetensors was deleted, but it is the newest inner state" in violation
 
 
+@pytest.mark.slow
 def test_the_table_of_simulated_choices_is_made_and_finds_its_place():
     choices = tool("docs", "choices")
     demo = choices.Settings(replicas=2, steps=2, sync_every=1, seed=0, batch=1)

@@ -346,6 +346,7 @@ class TestPage:
         assert len(text) < 2_000_000
         assert "the middle of all ranks (1)" in text
 
+    @pytest.mark.slow
     def test_many_incarnations_stay_small(self):
         lines = {(0, epoch): [line(1, sync=epoch)] for epoch in range(1, 30_000)}
         text = page(of([live(0, epoch=30_000), live(1)], lines))

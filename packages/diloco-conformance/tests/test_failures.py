@@ -29,12 +29,14 @@ def tried(make_harness):
     return len(worlds), caught.value
 
 
+@pytest.mark.slow
 def test_a_sequence_is_made_shorter_within_bounds():
     number, error = tried(harness_of(MUTANTS["CancelOverwritesTerminal"].cls, gang=False))
     assert number <= 40 + 1 + TRIES
     assert str(error).startswith("C2")
 
 
+@pytest.mark.slow
 def test_the_shortest_one_is_shown():
     make_harness = harness_of(MUTANTS["CancelledTooEarly"].cls, gang=False)
     with pytest.raises(PromiseBroken) as caught:

@@ -43,6 +43,7 @@ def test_any_field_and_any_key(tmp_path, request, membership, act):
     assert met(tmp_path, membership, act, 1000, request.config.option.seed or 0) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_state_that_names_no_shards(tmp_path):
     """An incarnation that resumes reads its record in more places than where it is loaded."""

@@ -55,6 +55,7 @@ class TestThousand:
         assert looked["ListTrainingJobs"] <= 10
         assert set(looked) == {"ListTrainingJobs"}
 
+    @pytest.mark.slow
     def test_an_executor_that_has_seen_nothing_searches(self, harness, launched):
         _, handles = launched
         for job in harness.world.jobs():

@@ -59,6 +59,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("replicas", "syncs", "topology", "elements"), SHAPES)
 def test_costs_are_flat_and_as_modelled(replicas, syncs, topology, elements):
     samples = _run(replicas, syncs, topology, elements)

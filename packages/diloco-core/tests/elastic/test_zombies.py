@@ -69,6 +69,7 @@ class Saves(SimulatedTraining):
         return super().__call__(node)
 
 
+@pytest.mark.slow
 def test_nothing_is_saved_after_the_counter_jumped(caplog):
     """Its loader does not stand where the counted steps of the incarnation before it end."""
     overtaken = 0

@@ -278,6 +278,7 @@ def test_a_file_of_another_kind_is_refused(lab, tmp_path, run, name):
     assert not (tmp_path / name).exists()
 
 
+@pytest.mark.slow
 def test_the_same_state_gives_the_same_bytes(lab, tmp_path, run):
     trained(lab, run, "sharded", Everything)
     script = f"import sys; from diloco_core import export; export({str(run)!r}, sys.argv[1])"

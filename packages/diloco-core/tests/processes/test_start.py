@@ -153,6 +153,7 @@ def test_how_a_process_has_ended_is_said(tmp_path, exit_code, report, words):
     assert getattr(error, "__notes__", []) == (["Traceback…"] if report else [])
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_an_error_that_would_come_again_is_final_for_the_replica_as_well():
     with pytest.raises(ProcessFailedError, match="ReplicaLostError: the run has ended") as raised:

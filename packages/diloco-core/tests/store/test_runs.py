@@ -91,6 +91,7 @@ def model(rank):
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_several_shards_of_every_member(
     small_s3, small_s3_drivers, remote, tmp_path, monkeypatch, topology

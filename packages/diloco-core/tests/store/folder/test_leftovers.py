@@ -161,6 +161,7 @@ def test_what_is_not_ours_stays_however_old_it_is(tmp_path, spare):
 _OWN_IDS = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     shutil.which("unshare") is None
     or subprocess.run([*_OWN_IDS, "true"], capture_output=True, check=False).returncode != 0,
@@ -229,6 +230,7 @@ def test_no_more_is_kept_than_is_written_between_two_deletions(tmp_path):
     assert len(temporary(tmp_path)) == 8
 
 
+@pytest.mark.slow
 def test_a_child_process_does_not_write_over_its_parents_files(tmp_path, spare):
     """Both would take the same one."""
     code = """
