@@ -99,18 +99,19 @@ def test_the_oldest_pytest_that_is_allowed_takes_our_configuration(tmp_path):
 
 @pytest.mark.wheels
 def test_the_readme_installs_what_it_uses(tmp_path):
-    """Its line is run as written, in a clone that has nothing else, and then its launcher."""
+    """Its command is run as written, in a clone that has nothing else, and then its launcher."""
     clone = tmp_path / "diloco"
     subprocess.run(["git", "clone", "-q", TOP, clone], check=True)
     readme = (clone / "README.md").read_text(encoding="utf-8")
-    (line,) = (line for line in readme.splitlines() if "pip install -q ./packages" in line)
+    blocks = re.findall(r"```sh\n(.*?)```", readme, re.DOTALL)
+    (command,) = (block for block in blocks if "diloco-local" in block)
     environment = {
         **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
         **{name: value for name, value in os.environ.items() if name.startswith("PIP_")},
         "PIP_CONSTRAINT": (TOP / "tools" / "constraints.txt").as_uri(),
         "XDG_STATE_HOME": str(tmp_path / "state"),
     }
-    subprocess.run(line, shell=True, check=True, cwd=clone, env=environment)
+    subprocess.run(command, shell=True, check=True, cwd=clone, env=environment)
     for name, code in re.findall(r"```python\n# (\S+)\n(.*?)```", readme, re.DOTALL):
         (clone / name).write_text(code, encoding="utf-8")
     done = subprocess.run(

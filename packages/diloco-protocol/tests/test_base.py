@@ -1,5 +1,6 @@
 """What every backend gets from the base class, shown on one that lives in a dictionary."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -15,6 +16,7 @@ from diloco_protocol import (
     ReplicaNotFoundError,
     ReplicaSpec,
     ReplicaState,
+    ReplicaStatus,
     ServerlessExecutor,
     SpecVersionError,
     UnavailableError,
@@ -274,6 +276,22 @@ def test_what_is_no_handle_is_refused_by_every_verb(executor, wrong):
         with pytest.raises(InvalidRequestError, match=r"not a ReplicaHandle: .*from_dict"):
             verb(wrong)
     assert executor.hooks == []
+
+
+def test_collect_warns_once_of_a_failure_that_leaves_others_running(executor, caplog):
+    handles = executor.launch_replicas(2, "m:f", {}, run_id="run-1")
+    executor.world[handles[1]] = ReplicaStatus(ReplicaState.FAILED, message="killed")
+    for _ in range(2):
+        executor.collect(handles, timeout=0)
+    assert caplog.text.count("rank 1 of run 'run-1' has failed for good: killed") == 1
+
+
+def test_a_gang_ends_together_without_a_warning(executor, caplog):
+    executor.capabilities = replace(executor.capabilities, failure_scope="gang")
+    handles = executor.launch_replicas(2, "m:f", {}, run_id="run-1")
+    executor.world[handles[1]] = ReplicaStatus(ReplicaState.FAILED, message="killed")
+    executor.collect(handles, timeout=0)
+    assert not caplog.records
 
 
 def test_collect_takes_any_number_of_handles_from_anything_that_gives_them(executor):

@@ -1,5 +1,7 @@
 """The wait loop: one question per run and tick, one deadline, nothing ended, the same answers."""
 
+from dataclasses import replace
+
 import pytest
 
 from diloco_protocol import (
@@ -404,6 +406,33 @@ def test_a_run_that_answers_again_is_collected(caplog):
     assert [record.getMessage() for record in caplog.records] == [
         "run 'a' cannot be asked for: not allowed"
     ]
+
+
+def test_a_failure_for_good_is_told_once_while_others_go_on(caplog):
+    dead = replace(failed(message="it was killed.\nmore"), attempt=3)
+    lost = ReplicaStatus(ReplicaState.FAILED, reason=Reason.LOST, message="no record")
+    plan = {
+        handle(0): [(0, RUNNING), (9, failed())],
+        handle(1): [(0, RUNNING), (2, dead)],
+        handle(2): [(0, RUNNING), (5, failed())],
+        handle(3): [(0, RUNNING), (5, failed())],
+        handle(4): [(0, lost)],
+        handle(5): [(0, CANCELLED)],
+    }
+    world, warned = World(plan), set()
+    for _ in range(2):
+        world.collect(list(plan), warned=warned)
+    ends = "The others go on without it, or wait until they give up; cancel_run('a') ends them"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"rank 1 of run 'a' has failed for good after 3 attempts: it was killed. {ends}",
+        f"rank 2 (and 1 more) of run 'a' has failed for good: it broke. {ends}",
+    ]
+
+
+def test_no_failure_is_told_where_it_ends_the_others(caplog):
+    world = World({handle(0): [(0, RUNNING), (9, CANCELLED)], handle(1): [(0, failed())]})
+    world.collect([handle(0), handle(1)])
+    assert not caplog.records
 
 
 def test_a_wrong_handle_is_refused_before_anything_is_waited_for():

@@ -119,6 +119,7 @@ class BaseExecutor(Journaled):
         self._journal = journal
         self._warned_of = set()
         self._noted = set()
+        self._failures: set[ReplicaHandle] = set()  # of which collect has warned
         self._looks = LookOrder()
         self._backoff = backoff or Backoff(first=0.2, factor=1.5, cap=5.0)
         self._patience = patience
@@ -350,7 +351,8 @@ class BaseExecutor(Journaled):
     ) -> list[ReplicaResult]:
         """Wait until all replicas are terminal or the time is up.
 
-        Ends nothing, and may be repeated.
+        Ends nothing, and may be repeated. A warning in the log says once which replica has failed
+        for good while others of its run go on.
 
         Args:
             handles: Handles in any order, of any runs of this backend.
@@ -386,6 +388,7 @@ class BaseExecutor(Journaled):
                 timeout=None if limit is None else max(0.0, limit - passed),
                 backoff=self._backoff,
                 progress=progress,
+                warned=self._failures if self.capabilities.failure_scope == "replica" else None,
             )
 
     # --- ending ---

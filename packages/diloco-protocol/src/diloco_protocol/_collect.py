@@ -13,11 +13,14 @@ from ._errors import (
     ResultLostError,
     ThrottledError,
 )
+from ._redact import redact_and_cut
 from ._texts import readable
 from ._types import Reason, ReplicaResult, ReplicaState, ReplicaStatus
 
 if TYPE_CHECKING:
     from ._handle import ReplicaHandle
+
+_SHOWN = 300  # characters of an error in a warning
 
 RESULT_LOST = "the result is lost: "
 """Beginning of the error text of a success whose result is gone."""
@@ -35,6 +38,7 @@ def collect(
     timeout: float | None,
     backoff: Backoff,
     progress: Progress | None = None,
+    warned: set[ReplicaHandle] | None = None,
 ) -> list[ReplicaResult]:
     """Wait until all replicas are terminal or the time is up.
 
@@ -52,6 +56,8 @@ def collect(
         timeout: Seconds for all of them together; None for no limit.
         backoff: Delays between ticks, with clock and sleep.
         progress: Called after every tick with the statuses known so far.
+        warned: Failed replicas of which a warning has told already; others are added. None: no
+            replica goes on after the failure of another, so there is nothing to warn of.
 
     Returns:
         One result per handle, in the given order. A replica without a record is failed with reason
@@ -88,6 +94,8 @@ def collect(
                 continue
             try:
                 changed |= _look(waiting, observe_run, known)
+                if warned is not None:
+                    _warn_of_failure(ranks, known, warned)
             except BackendError as caught:
                 if caught.retryable:
                     error = caught
@@ -171,6 +179,34 @@ def _look(
         changed |= known.get(handle) != status
         known[handle] = status
     return changed
+
+
+def _warn_of_failure(
+    ranks: Sequence[ReplicaHandle],
+    known: Mapping[ReplicaHandle, ReplicaStatus],
+    warned: set[ReplicaHandle],
+) -> None:
+    """Log which replicas of a run have failed for good while others go on, once for each."""
+    new = [
+        handle
+        for handle in ranks
+        if handle in known
+        and known[handle].state is ReplicaState.FAILED
+        and known[handle].reason is not Reason.LOST
+        and handle not in warned
+    ]
+    if not new or all(_ended(handle, known) for handle in ranks):
+        return
+    warned.update(new)
+    first, status = new[0], known[new[0]]
+    others = f" (and {len(new) - 1} more)" if len(new) > 1 else ""
+    attempts = f" after {status.attempt} attempts" if status.attempt > 1 else ""
+    why = redact_and_cut(status.message.partition("\n")[0], _SHOWN).rstrip(".")
+    log(
+        f"rank {first.rank}{others} of run {first.run_id!r} has failed for good{attempts}: {why}. "
+        "The others go on without it, or wait until they give up; "
+        f"cancel_run({first.run_id!r}) ends them"
+    )
 
 
 def by_run(
