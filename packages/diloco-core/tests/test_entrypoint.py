@@ -174,6 +174,13 @@ def test_arguments_that_the_trainer_does_not_take_are_refused(trainer, alone, tm
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("name", ["trainer_kwargs", "connect_options"])
+@pytest.mark.parametrize("called", [run, run.check_arguments])
+def test_options_that_are_no_mapping_are_refused_by_name(trainer, alone, name, called):
+    with pytest.raises(ConfigurationError, match=rf"{name} must map names .*, not \['resume'\]"):
+        called(trainer_module=trainer, **{name: ["resume"]})
+
+
 def test_a_prefix_that_holds_another_run_is_refused_before_a_launch(trainer, monkeypatch, tmp_path):
     """The launcher is told at once, and not each replica when it joins."""
     place = str(tmp_path / "run")

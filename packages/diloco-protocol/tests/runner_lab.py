@@ -36,6 +36,17 @@ def not_json():
 def raises():
     raise ValueError("no such data")
 
+def calls():
+    __tracebackhide__ = True
+    stays()
+
+def stays():
+    hides()
+
+def hides():
+    __tracebackhide__ = True
+    raises()
+
 def is_replaced():
     class Fenced(DilocoError):
         final = True

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -171,6 +172,11 @@ class TestOutcomes:
         assert outcome.error == "ValueError: no such data"
         assert 'raise ValueError("no such data")' in outcome.traceback
         assert "no such data" in runner.err
+
+    def test_a_traceback_begins_with_the_users_own_lines(self, replica, tmp_path):
+        outcome = end(replica("calls"), tmp_path)
+        functions = re.findall(r"File .*, in (\w+)", outcome.traceback)
+        assert functions == ["stays", "hides", "raises"]
 
     def test_who_was_replaced_says_so_by_its_exit_code(self, replica, tmp_path):
         outcome = end(replica("is_replaced"), tmp_path)

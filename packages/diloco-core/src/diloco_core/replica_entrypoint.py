@@ -82,6 +82,7 @@ def run(
         StoreUnavailableError: The URI cannot be written and read.
     """
     arguments = {**locals()}
+    __tracebackhide__ = True  # a traceback that is shown begins with the trainer's own lines
     number = number_of_processes(arguments.pop("processes"), os.environ)
     if number:
         # torch logs the traceback of the process that has failed, which the error below holds too.
@@ -142,6 +143,7 @@ def _call(
     kwargs: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> Any:
+    __tracebackhide__ = True
     fixed = not options.keys() & {"min_replicas", "elastic"}
     try:
         result = trainer(**kwargs)
@@ -241,6 +243,11 @@ def _checked_trainer(
     module: str, function: str, kwargs: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Callable[..., Any]:
     """Return the trainer, if it takes these arguments; nothing is opened."""
+    for name, given in {"trainer_kwargs": kwargs, "connect_options": options}.items():
+        if not isinstance(given, Mapping):
+            raise ConfigurationError(
+                f"{name} must map names to values, such as {{'name': 1}}, not {given!r}"
+            )
     trainer = load_trainer(module, function)
     try:
         signature = inspect.signature(trainer)

@@ -123,6 +123,19 @@ def test_a_broken_collective_is_explained_by_whoever_has_failed(error, monkeypat
     assert list(map(str, looks)) == ["its own"] * 3
 
 
+def test_a_process_that_was_killed_is_named_instead_of_the_collective_that_it_broke():
+    first, _ = boards(2)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    first._pids[1] = gone.pid
+    assert str(first.cause(RuntimeError(GLOO))) == (
+        f"process 1 of this replica has failed: it is gone (pid {gone.pid}): it was killed, or "
+        "ended without saying why"
+    )
+    first.fail(ValueError("no data"))
+    assert "process 0 of this replica has failed: ValueError" in str(first.broken_by())
+
+
 def test_a_collective_that_nobody_has_broken_keeps_its_error(monkeypatch):
     (board,) = boards(1)
     monkeypatch.setattr(_ending.time, "sleep", bool)

@@ -11,7 +11,7 @@ import importlib
 import sys
 import traceback
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any
 
 from ._errors import DilocoError, InvalidRequestError
@@ -60,7 +60,8 @@ def _call(spec: ReplicaSpec) -> tuple[int, str | None]:
     except SystemExit as exit_request:
         return _exit_code(exit_request)
     except BaseException as error:  # noqa: BLE001 - every exception is reported
-        trace = traceback.format_exc()
+        begin = _users_part(sys.exc_info()[2])
+        trace = "".join(traceback.format_exception(type(error), error, begin))
         _log(trace.removesuffix("\n"))
         text = f"{type(error).__name__}: {_text_of(error)}"
         code = FINAL_CODE if isinstance(error, DilocoError) and error.final else 1
@@ -80,6 +81,19 @@ def _call(spec: ReplicaSpec) -> tuple[int, str | None]:
         _log(text)
         # It would return the same again, after all of its work.
         return FINAL_CODE, Outcome(FINAL_CODE, error=text, error_type="InvalidResult").to_json()
+
+
+def _users_part(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of what only calls the user's code.
+
+    These are that of this module, and those that set ``__tracebackhide__``, as pytest has it.
+    """
+    while trace and (rest := trace.tb_next):
+        frame = trace.tb_frame
+        if frame.f_code.co_filename != __file__ and "__tracebackhide__" not in frame.f_locals:
+            break
+        trace = rest
+    return trace
 
 
 def _submodule(module: str, name: str) -> ModuleType | None:

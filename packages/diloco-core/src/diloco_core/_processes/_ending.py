@@ -100,11 +100,25 @@ class Ending:
         Errors that are none of a collective, and those of which nobody knows the cause, are
         returned as they are.
         """
-        for _ in range(_LOOKS if _of_collective(error) else 0):
-            if failure := self.failure():
+        return (self.broken_by() if _of_collective(error) else None) or error
+
+    def broken_by(self, *, late: bool = False) -> ProcessFailedError | None:
+        """Return an error that names the process that has broken a collective; None if none has.
+
+        Waits up to two seconds for a process that is about to say why it fails, or to be gone.
+
+        Args:
+            late: Whether some process has been waited for until now, in vain.
+        """
+        for _ in range(_LOOKS):
+            if failure := self.failure(late=late):
                 return failure
-            time.sleep(_PAUSE)  # the process that has failed may be about to say so
-        return error
+            for process, pid in enumerate(self._pids.tolist()):
+                if is_gone(pid, host_name()):
+                    how = f"it is gone (pid {pid}): it was killed, or ended without saying why"
+                    return _named(process, how)
+            time.sleep(_PAUSE)
+        return None
 
     def failure(self, *, late: bool = False) -> ProcessFailedError | None:
         """Return an error that names the process that has failed first; None if none has.

@@ -38,7 +38,7 @@ class Inside:
         processes: How many there are.
         leads: Whether this process talks to the store.
         ranks: Their numbers in torch's default group.
-        failure: Returns an error that names the process that has failed (:meth:`.Ending.failure`).
+        failure: Returns an error that names the process that has failed (`Ending.broken_by`).
         common: The last error that all of them have had together; None if there is none.
     """
 

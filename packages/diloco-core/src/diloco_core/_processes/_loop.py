@@ -114,7 +114,7 @@ class ReplicaLoop(DiLoCo):
         self._logged = Logged()
         self._inside.together(lambda: self._lead(exchange, options))
         self._ending = Ending(self._inside, self._process, lambda: self._taken)
-        self._inside.failure = self._ending.failure
+        self._inside.failure = self._ending.broken_by
         self._global_model = GlobalModel(self._synced, self._put_global, self._now, self._loads)
         self._unseen = UnseenChanges(self._trained, self._many)
         self._step = StepCounter(len(self._steps.optimizers))
