@@ -398,13 +398,23 @@ class TestVerb:
         assert (facts["version"], facts["uri"], facts["loss"]) == (1, uri, "loss")
         assert "Lines that are torn, or not of a history: 1." in facts["missing"]
 
+    def test_a_page_without_a_name_has_that_of_the_run(self, uri, tmp_path, capsys, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        assert _app.run(["report", f"{uri}/"]) == 0
+        assert capsys.readouterr().out == "run.html\n"
+        assert _app.run(["report", uri]) == 2
+        assert "run.html is there already: --force replaces it" in capsys.readouterr().err
+        monkeypatch.chdir(uri)
+        assert _app.run(["report", "."]) == 0
+        assert (tmp_path / "run" / "run.html").exists()
+
     def test_a_file_that_is_there_stays(self, uri, tmp_path, capsys):
         file = tmp_path / "page.html"
         file.write_text("mine")
         assert _app.run(["report", uri, "-o", str(file)]) == 2
         assert "is there already: --force replaces it" in capsys.readouterr().err
         assert _app.run(["report", uri, "--json", "--force"]) == 2
-        assert "say where the page goes" in capsys.readouterr().err
+        assert "--json alone writes none" in capsys.readouterr().err
         assert file.read_text() == "mine"
         assert _app.run(["report", uri, "-o", str(file), "--force"]) == 0
         assert file.read_text().startswith("<!doctype html>")
@@ -421,7 +431,6 @@ class TestVerb:
         [
             (["-o", "{}/none/page.html"], "cannot be written: No such file or directory"),
             (["-o", "{}"], "is a directory"),
-            ([], "say where the page goes"),
             (["--json", "--prices", "{}/none.json"], "none.json': No such file"),
             (["--json", "--prices", "/dev/zero"], "is larger than 1048576 bytes"),
             (["--json", "--store", "{}"], "for runs by name"),

@@ -221,10 +221,17 @@ class TestFoot:
         return "\n".join("".join(cell.text for cell in each) for each in drawn)
 
     def test_syncs_quorum_and_loss(self):
-        syncs = [(1, line(number)) for number in (1, 2, 3, 4)]
-        text = self.text(*rows_of(4), syncs=syncs, syncs_of=2)
-        assert "sync 2, 60 per hour, quorum 3 of 4" in text
+        syncs = [(1, line(number, time=NOW - 330 + 60 * number)) for number in (1, 2, 3, 4)]
+        rows = rows_of(4)
+        text = self.text(*rows, syncs=syncs, syncs_of=2)
+        assert "sync 2, 60 per hour as of 1m 30s ago, quorum 3 of 4" in text
         assert text.endswith("loss of rank 2 up to sync 4 █▃▂▁ 1")
+        rows[2] = {**rows[2], "clock_off": -3600.0}
+        text = self.text(*rows, syncs=syncs, syncs_of=1)
+        assert "60 per hour as of 1m 30s ago" in text, "the clock of another rank"
+        ahead = [(1, line(number, time=NOW - 3930 + 60 * number)) for number in (1, 2, 3, 4)]
+        text = self.text(*rows, syncs=ahead, syncs_of=2)
+        assert "60 per hour as of 1m 30s ago" in text, "by the clock of this machine"
 
     def test_nothing_is_guessed(self):
         text = self.text(*rows_of(2))

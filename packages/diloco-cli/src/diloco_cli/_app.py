@@ -183,6 +183,8 @@ def purge() -> None:
 def report() -> None:
     """Make a page about a run: what happened, where the time went, what it cost.
 
+    Without -o and --json, the page is a file of the run's name in the current folder: RUN.html.
+
     RUN is its name: its backend is asked, also for the store where the replicas tell of themselves,
     if --store does not name that. URI is that of the store: no backend is asked.
     """

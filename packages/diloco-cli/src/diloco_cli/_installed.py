@@ -78,8 +78,7 @@ def find_extra(verb: str) -> Command:
         MissingDependencyError: No installed package has it; the error says what to install.
         InvalidRequestError: It cannot be loaded.
     """
-    extra = get_command(verb)
-    if extra is None:
+    if (extra := get_command(verb)) is None:
         raise MissingDependencyError(
             f"`{verb}` needs diloco-core, which is not installed here: pip install diloco-core "
             "(from a checkout: pip install ./packages/diloco-core)"

@@ -211,8 +211,7 @@ def open_run(uri: str) -> Store:
 def _open(uri: str) -> tuple[Store, list[str]]:
     """Return a store and the names of the runs in it; that of a run itself is empty."""
     store = Store(uri)
-    runs = find_runs(store.names)
-    if not runs:
+    if not (runs := find_runs(store.names)):
         raise ReplicaNotFoundError(f"there is no run in {uri}, nor directly below it")
     return store, runs
 
@@ -294,8 +293,7 @@ def _show(screen: Screen, facts: dict[str, Any], now: float) -> None:
         screen.line(f"silent so far: {ranks_in_words(facts['silent'])}")
     for note in unread(facts):
         screen.say(note)
-    journal = facts["journal"]
-    if journal is None:
+    if (journal := facts["journal"]) is None:
         return
     if ends := journal["ends"]:
         screen.line("ended, as the journal in the store says:")

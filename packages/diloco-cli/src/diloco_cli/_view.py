@@ -289,14 +289,16 @@ def foot(view: View) -> list[str]:
     known = [seconds for seconds in left if seconds is not None]
     dollars = [_number(row, DOLLARS) for row in telling]
     spent = [amount for amount in dollars if amount is not None]
+    off = {row["rank"]: row["clock_off"] for row in telling if row["clock_off"] is not None}
+    # The history is written once a minute, or not at all where all wait.
+    since = view.now - view.syncs[-1][1].time + off.get(view.syncs_of, 0.0) if view.syncs else 0.0
     parts = [
         f"sync {max(row['sync'] for row in telling)}" if telling else "",
-        "" if pace is None else f"{number(pace)} per hour",
+        "" if pace is None else f"{number(pace)} per hour as of {duration(since)} ago",
         f"quorum {view.syncs[-1][1].members} of {len(view.rows)}" if view.syncs else "",
         f"{duration(max(known))} left" if known and len(known) == len(left) else "",
         f"${sum(spent):.2f} so far" if spent and len(spent) == len(dollars) else "",
     ]
-    off = {row["rank"]: row["clock_off"] for row in telling if row["clock_off"] is not None}
     clocks = f"clocks that differ from the one here: {clocks_in_words(off)}" if off else ""
     return list(filter(None, [", ".join(filter(None, parts)), clocks, *view.notes]))
 

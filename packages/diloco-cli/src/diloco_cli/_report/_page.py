@@ -50,18 +50,20 @@ def report(
         session: The backends, of which only that of a run by name is asked.
         target: Its name, or the URI of its store.
         store: Where the replicas of a run by name meet; None for what the backend says.
-        file: Where the page goes; None for no page.
+        file: Where the page goes. None: to a file of the run's name in the current folder, or
+            nowhere if JSON is asked for.
         force: Whether a file that is there is replaced.
         prices: A price table; None for the one that comes with the command.
 
     Raises:
-        InvalidRequestError: The file cannot be written, the prices are not allowed, or nothing was
-            asked for.
+        InvalidRequestError: The file cannot be written, or the prices are not allowed.
     """
-    if file is None and (force or not session.as_json):
-        raise InvalidRequestError("say where the page goes (-o FILE), or ask for --json alone")
+    if file is None and not session.as_json:
+        file = f"{Path(target).name.strip('.') or 'run'}.html"
+    if file is None and force:
+        raise InvalidRequestError("--force replaces a page, and --json alone writes none: add -o")
     if file is not None and Path(file).exists() and not force:
-        raise InvalidRequestError(f"-o {file} is there already: --force replaces it")
+        raise InvalidRequestError(f"{file} is there already: --force replaces it, -o names another")
     table = read_prices(DEFAULT.read_bytes() if prices is None else prices.read(MOST_BYTES + 1))
     run_id = "" if is_uri(target) else target
     if not run_id:
@@ -98,7 +100,7 @@ def report(
             with Path(file).open("w" if force else "x", encoding="utf-8") as out:
                 out.write(text)
         except OSError as error:
-            raise InvalidRequestError(f"-o {file} cannot be written: {error.strerror}") from None
+            raise InvalidRequestError(f"{file} cannot be written: {error.strerror}") from None
     if session.as_json:
         session.screen.json(summary)
     elif file is not None:
