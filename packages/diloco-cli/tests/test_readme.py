@@ -85,8 +85,9 @@ def test_the_table_that_watch_draws():
     rows = [rank_facts(rank, seen[rank], words[rank], now, 90.0) for rank in range(4)]
     syncs = [
         SyncLine(
-            number=number, time=now - 41 + 180 * (number - 12), sync=number, fragment="0", committed=True,
-            members=4, bytes_sent=0, bytes_received=0, wait_seconds=0.0, exchange_seconds=0.0,
+            number=number, time=now - 41 + 180 * (number - 12), sync=number, fragment="0",
+            committed=True, members=4, bytes_sent=0, bytes_received=0, wait_seconds=0.0,
+            exchange_seconds=0.0,
             metrics={"loss": 2.31 + 0.002 * (12 - number) ** 2},
         )
         for number in range(1, 13)

@@ -116,6 +116,24 @@ def test_follow_reads_what_comes_and_ends(tmp_path):
     assert found == ["one", "two", "three", "four", "last without end"]
 
 
+def test_follow_reads_a_log_that_is_truncated_from_its_beginning(tmp_path):
+    begin = "before\nhalf a li"
+    replica = attempt_of(tmp_path, out=begin, times=[(1, len(begin), 0)])
+    log, ended = replica.attempt(1).log("stdout"), []
+
+    def sleep(_):
+        if log.read_text() == begin:
+            log.write_text("after\n")
+        elif log.stat().st_size == 6:
+            with log.open("a") as stream:
+                stream.write("more\n")
+        else:
+            ended.append(True)
+
+    found = list(iterate(replica, lambda: bool(ended), follow=True, since=0.5, sleep=sleep))
+    assert found == ["before", "half a li", "after", "more"]
+
+
 def test_follow_goes_on_with_the_next_attempt(tmp_path):
     replica = attempt_of(tmp_path, 1, out="a\nunfinished")
     states = iter([False, False, False, True])

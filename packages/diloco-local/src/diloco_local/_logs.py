@@ -154,6 +154,11 @@ class _Reader:
         An unfinished one is among them only if it stays so (``last``). Sets ``ended`` if this was
         the end of a file to which nothing is written any more, or of its first ``size`` bytes.
         """
+        lines = []
+        if size is not None and size < self.offset:  # the replica has truncated it
+            self.offset = 0
+            # The lines that come now are counted after those before, and so are newer.
+            lines = list(_lines(self.splitter, (), 0, last=True))
         room = limit if size is None else max(0, min(limit, size - self.offset))
         data = b""
         with (
@@ -164,7 +169,7 @@ class _Reader:
             data = stream.read(room)
         self.offset += len(data)
         self.ended = last and (len(data) < room or self.offset == size or not room)
-        return list(_lines(self.splitter, [data], 0, last=self.ended))
+        return lines + list(_lines(self.splitter, [data], 0, last=self.ended))
 
     @property
     def size(self) -> int:
