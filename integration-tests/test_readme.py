@@ -104,6 +104,23 @@ def test_ctrl_c_says_what_has_become_of_the_run(tmp_path, start):
     assert out.endswith("0 cancelled cancelled on request\n1 cancelled cancelled on request\n")
 
 
+@pytest.mark.processes
+def test_the_launcher_warns_of_a_replica_that_is_killed_for_good(tmp_path, start):
+    change(tmp_path, '"steps": 100}', '"steps": 10**9}')
+    change(tmp_path, "max_restarts=2", "max_restarts=0")
+    launcher = start()
+    run = launcher.stdout.readline().split()[1]
+    with LocalProcessExecutor(root=tmp_path / "state" / "diloco") as executor:
+        assert "joined the run" in "".join(launcher.stdout.readline() for _ in range(2))
+        lines = executor.log_iter(executor.attach(run)[1], follow=True, regex=r"joined the run")
+        os.kill(int(re.search(r"process (\d+)", next(lines))[1]), signal.SIGKILL)
+        assert f"rank 1 of run '{run}' has failed for good: " in launcher.stderr.readline()
+        executor.cancel_run(run)  # the other still waits
+    out, _ = launcher.communicate(timeout=PATIENCE)
+    assert "\n0 cancelled " in out
+    assert "\n1 failed " in out
+
+
 def test_the_two_commands_are_each_one_line():
     commands = re.findall(r"```sh\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     assert [command.count("\n") for command in commands[:2]] == [1, 1]
