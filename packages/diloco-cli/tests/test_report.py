@@ -323,6 +323,20 @@ class TestPage:
         assert "Rank 0: incarnation 1 ended without a word, as if killed, and 2" in text
         assert text.count("without a word") == 1
 
+    def test_what_was_not_read_is_not_called_killed(self):
+        records = replace(told([live(0, epoch=2), live(1)], {}), left_out=3)
+        summary = summarise(records, PRICES, uri="s3://bucket/run-1")
+        text = _page._failures(summary)
+        assert "Rank 0: incarnation 1 ended without a word that was read, and 2 began" in text
+        assert "killed" not in text
+
+    def test_ranks_that_the_run_has_not_are_counted(self):
+        records = told([live(0), live(1), live(2)], {(7, 1): five()})
+        records = replace(records, ends={(8, 1): live(8), (0, 1): live(0)})
+        summary = summarise(records, PRICES, uri="s3://bucket/run-1")
+        assert {life["rank"] for life in summary["incarnations"]} == {0, 1}
+        assert "Objects that are not what a replica tells: 3." in summary["missing"]
+
     @pytest.mark.parametrize(("ranks", "syncs"), [(200, 300), (1000, 20)])
     def test_many_ranks_stay_small(self, ranks, syncs):
         lines = {
@@ -461,6 +475,15 @@ class TestVerb:
         text = Page(file.read_text()).text
         assert "Rank 1: failed, error: ValueError: no data" in text
         assert "first\nlast\\x1b[2J" in text
+
+    def test_what_a_replica_says_is_not_above_its_backend(self, uri):
+        world = World("eks", {"monday": [DONE, DONE]})
+        made = command(world, as_json=True)
+        report(made.session, "monday", store=uri, file=None, force=False, prices=None)
+        facts = json.loads(made.out())
+        assert [row["state"] for row in facts["backend"]["replicas"]] == ["succeeded"] * 2
+        odd = "Rank 1: it calls itself failed, and is recorded as succeeded."
+        assert odd in facts["missing"]
 
     def test_the_store_of_another_run(self, uri):
         world = World("eks", {"tuesday": [DONE]})

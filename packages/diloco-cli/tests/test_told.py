@@ -127,7 +127,7 @@ class TestStatus:
         assert "\\x1b[2J" in out
         assert not {"\x1b", "\u202e"} & set(out)
         assert "silent so far: ranks 1-2" in out
-        assert "objects that are not what a replica tells: 5" in err
+        assert "objects that are not what a replica tells: 9" in err
         assert "objects that are of another version: 1" in err
 
 
@@ -189,6 +189,21 @@ class TestStore:
         with pytest.raises(InvalidRequestError) as refused:
             Store(uri)
         assert "hunter2" not in str(refused.value)
+
+    def test_what_was_empty_is_read_when_it_is_not(self, tmp_path):
+        uri = write(tmp_path / "run", {**run_of(live(0)), live_key(1): b""})
+        store = Store(uri)
+        reader = RunReader(store.list_keys, store.read)
+        told = reader.look()
+        assert (list(told.live), told.skipped) == ([0], 1)
+        write(tmp_path / "run", {live_key(1): live(1)})
+        told = reader.look()
+        assert (list(told.live), told.skipped) == ([0, 1], 0)
+
+    def test_what_has_become_a_folder_since_it_was_listed(self, tmp_path):
+        store = Store(write(tmp_path / "run", run_of(live(0))))
+        (tmp_path / "run/live/00007.json").mkdir()
+        assert store.read(live_key(7), 100) is None
 
     def test_a_missing_driver(self, monkeypatch):
         def missing(*_, **__):

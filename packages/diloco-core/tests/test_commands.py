@@ -73,7 +73,7 @@ class TestPlan:
         assert answer.values == asdict(planned)
         assert answer.lines[0] == f"a sync takes {planned.seconds:.3g} s (sharded topology)"
         told = (
-            "telemetry takes at most 1.008e+04 PUT requests of each replica and $0.806 in all a day"
+            "telemetry takes at most 1.008e+04 PUT requests of each replica and $0.807 in all a day"
         )
         assert answer.lines[-1] == f"{told} (connect(telemetry=False): none)"
 

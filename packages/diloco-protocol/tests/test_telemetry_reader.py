@@ -75,12 +75,13 @@ class TestLook:
         ends = {(1, epoch): replace(live(1), epoch=epoch, ended="failed") for epoch in (1, 2, 3)}
         objects = {end_key(*key): each.to_bytes() for key, each in ends.items()}
         wrong = {end_key(1, 4): live(1).to_bytes(), end_key(0, 1): live(1).to_bytes()}
+        wrong[end_key(1, 5)] = replace(live(1), epoch=5).to_bytes()  # which has not ended
         store = Store(run_of(2) | objects | wrong | {end_key(0, 2): LINE.to_bytes()})
         reader = store.reader()
         told = reader.look()
         assert told.ends == ends
         assert told.live == {0: live(0), 1: live(1)}
-        assert (len(told.history), told.skipped, told.left_out) == (6, 3, 0)
+        assert (len(told.history), told.skipped, told.left_out) == (6, 4, 0)
         store.read_keys.clear()
         assert reader.look() == told
         assert store.read_keys == []
@@ -162,6 +163,32 @@ class TestLook:
         assert [(key.rank, key.first) for key in told.history] == [(rank, 3) for rank in range(4)]
         assert (told.left_out, told.ends) == (8 + 9, {})
 
+    def test_what_goes_on_has_not_ended(self):
+        """Its live object is newer; that of the next incarnation says nothing of this one."""
+        old, new = replace(live(0), ended="failed"), replace(live(0), time=2.0)
+        store = Store({end_key(0, 1): old.to_bytes(), live_key(0): new.to_bytes()})
+        reader = store.reader()
+        assert (reader.look().ends, reader.look().skipped) == ({}, 1)
+        store.objects[live_key(0)] = replace(new, epoch=2).to_bytes()
+        assert (reader.look().ends, reader.look().skipped) == ({(0, 1): old}, 0)
+
+    @pytest.mark.parametrize(
+        "epoch", ["9" * 5000, f"{2**63}", "00001", "-001", "1", "\N{ARABIC-INDIC DIGIT ONE}" * 4]
+    )
+    def test_an_end_has_one_key(self, epoch):
+        store = Store({f"history/00001/{epoch}.end.json": live(1).to_bytes()})
+        told = store.reader().look()
+        assert (told.ends, told.skipped, store.read_keys) == ({}, 1, [])
+
+    def test_of_many_ends_the_newest_of_every_rank_are_read(self, monkeypatch):
+        monkeypatch.setattr("diloco_protocol._telemetry._reader.MOST_ENDS", 4)
+        of_one = [replace(live(0), epoch=epoch, ended="failed") for epoch in range(9_990, 10_010)]
+        ends = [*of_one, replace(live(8), ended="left")]
+        store = Store({end_key(each.rank, each.epoch): each.to_bytes() for each in ends})
+        told = store.reader().look()
+        assert set(told.ends) == {(0, 10_009), (0, 10_008), (0, 10_007), (8, 1)}
+        assert (told.left_out, told.skipped, len(store.read_keys)) == (17, 0, 4)
+
     def test_a_listing_without_an_end_is_cut_off(self, monkeypatch):
         def list_keys(folder):
             number = 0
@@ -171,7 +198,7 @@ class TestLook:
 
         monkeypatch.setattr("diloco_protocol._telemetry._reader.MOST_KEYS", 50)
         told = RunReader(list_keys, lambda *_: pytest.fail("nothing is read")).look()
-        assert told.skipped == 100
+        assert (told.skipped, told.left_out) == (100, 2)
 
     @given(
         st.dictionaries(

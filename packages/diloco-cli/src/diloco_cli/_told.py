@@ -88,23 +88,22 @@ class Store:
         self.uri, self._root = uri.rstrip("/"), root.rstrip("/")
         # In a folder, links could lead in circles. Elsewhere a depth would take more requests.
         self._depth = {"maxdepth": 2} if isinstance(self._fs, LocalFileSystem) else {}
-        self._empty: set[str] = set()
+        self._empty: dict[str, bool] = {}
 
     def list_keys(self, folder: str) -> Iterator[tuple[str, object]]:
         """Yield the keys below a folder, each with what changes if it is written again."""
         path = self._path(folder)
         objects = self._do(lambda: self._fs.find(path, detail=True, **self._depth)) or {}
         for name, info in objects.items():
-            if info.get("type") == "file" and not info.get("islink"):
-                key = name[len(self._root) + 1 :]
-                if not info.get("size"):
-                    self._empty.add(key)  # has no first byte that could be asked for
-                stamps = [info[field] for field in _STAMPS if info.get(field) is not None]
-                yield key, (*stamps, info.get("size")) if stamps else None
+            key, is_link = name[len(self._root) + 1 :], bool(info.get("islink"))
+            # A link is not followed, and an empty object has no first byte to ask for.
+            self._empty[key] = is_link or info.get("type") != "file" or not info.get("size")
+            stamps = [info[field] for field in _STAMPS if info.get(field) is not None]
+            yield key, (*stamps, info.get("size")) if stamps else None
 
     def read(self, key: str, most: int) -> bytes | None:
         """Return so many bytes of an object from its beginning; None if there is none."""
-        if key in self._empty:
+        if self._empty.get(key):
             return b""
         data = self._do(lambda: self._fs.cat_file(self._path(key), start=0, end=most))
         return None if data is None else bytes(data[:most])
@@ -120,7 +119,7 @@ class Store:
     def _do(self, act: Callable[[], T]) -> T | None:
         try:
             return act()
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         except Exception as error:  # noqa: BLE001 - drivers raise errors of their own
             raise UnavailableError(
@@ -255,6 +254,7 @@ def run_facts(uri: str, told: Told, handles: Sequence[ReplicaHandle] = ()) -> di
     lives = [told.live[rank] for rank in sorted(told.live)]
     world_size = mode([replica.world_size for replica in lives or handles] or [0])
     names = [live.run for live in lives] or [handle.run_id for handle in handles] or [""]
+    ranks = [*told.live, *(key.rank for key in told.history), *(rank for rank, _ in told.ends)]
     replicas = [
         _facts.plain(redact_json({name: getattr(live, name) for name in _facts.NAMES}))
         for live in lives
@@ -267,7 +267,7 @@ def run_facts(uri: str, told: Told, handles: Sequence[ReplicaHandle] = ()) -> di
         "sync": max((replica["sync"] for replica in replicas), default=0),
         "replicas": replicas,
         "silent": sorted(set(range(world_size)) - {live.rank for live in lives}),
-        "skipped": told.skipped + len(lives) - len(replicas),
+        "skipped": told.skipped + sum(rank >= world_size > 0 for rank in ranks),
         "of_another_version": told.of_another_version,
         "left_out": told.left_out,
     }

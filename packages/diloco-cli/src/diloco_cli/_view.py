@@ -26,8 +26,7 @@ _MIXED = {"state": "several", "phase": "several", **dict.fromkeys(("reason", "en
 _FEW = 8  # ranks of one kind that may be shown one by one
 _RANKS = 20  # characters of a list of ranks
 _RECENT = 50  # syncs whose pace is shown
-_MOST_BLOCKS = 60
-_LEAST_ROWS = 3
+_MOST_BLOCKS, _LEAST_ROWS = 60, 3
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from ._telemetry._pace import (
 )
 from ._telemetry._reader import (
     MOST_BYTES,
+    MOST_ENDS,
     MOST_KEYS,
     MOST_RUNS,
     RunReader,
@@ -53,6 +54,7 @@ __all__ = [
     "LINE_BYTES",
     "LIVE_BYTES",
     "MOST_BYTES",
+    "MOST_ENDS",
     "MOST_KEYS",
     "MOST_LINES",
     "MOST_METRICS",

@@ -249,10 +249,11 @@ def _failures(summary: Facts) -> str:
         if life["ended"] == "failed"
     ]
     lives = {(life["rank"], life["epoch"]): life for life in summary["incarnations"]}
+    word = "word that was read" if summary["left_out"] else "word, as if killed"
     for rank, epoch in lives:
         before = lives.get((rank, epoch - 1))
         if epoch > 1 and (before is None or before["ended"] is None):
-            text = f"incarnation {epoch - 1} ended without a word, as if killed, and {epoch} began"
+            text = f"incarnation {epoch - 1} ended without a {word}, and {epoch} began"
             when = f"its last line is of {moment(before['last'])}" if before else "it left no line"
             failures.append((rank, text, [f"{when}; up to a minute of it may be lost"]))
     for row in summary["backend"]["replicas"] if summary["backend"] else ():

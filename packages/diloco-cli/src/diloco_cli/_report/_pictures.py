@@ -23,8 +23,7 @@ _TIMES += [n * 86_400.0 for n in (1, 2, 5, 10, 30, 100, 300, 1000, 3000, 10_000)
 COLOURED = 8
 """As many ranks have a line of their own."""
 MOST_ROWS, MOST_LIVES = 200, 10
-_MOST_POINTS = 20_000
-_COLUMNS = 120  # as many places along a chart, where there is more
+_MOST_POINTS, _COLUMNS = 20_000, 120  # as many places along a chart, where there is more
 _SPENT = {"compute": "compute", "exchange": "exposed exchange", "wait": "wait"}
 
 Ranks = Mapping[int, Sequence[Facts]]

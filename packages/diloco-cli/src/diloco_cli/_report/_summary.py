@@ -189,6 +189,7 @@ def summarise(
     incarnations = list(incarnations_of(told, history, world_size, loss))
     first, last = span(incarnations)
     facts["silent"] = sorted(set(range(world_size)) - {life["rank"] for life in incarnations})
+    facts["states"] = {row["rank"]: row["state"] for row in (backend or {}).get("replicas", ())}
     syncs = list(_syncs(history, incarnations))
     return {
         "run_id": run_id or facts["run_id"],
@@ -203,7 +204,7 @@ def summarise(
         "syncs": syncs,
         "backend": backend,
         "cost": cost_of(incarnations, uri and facts["uri"], prices),
-        "silent": facts["silent"],
+        **{name: facts[name] for name in ("silent", "left_out")},
         "missing": list(_missing(told, facts, incarnations)) if uri else [],
     }
 
@@ -246,10 +247,12 @@ def _missing(told: Told, facts: Facts, incarnations: Sequence[Facts]) -> Iterabl
     odd: dict[str, set[int]] = {"nothing was told": set(facts["silent"])}
     for life in incarnations:
         is_last = life is newest[life["rank"]]
+        denied = life["ended"] == "failed" and facts["states"].get(life["rank"]) == "succeeded"
         off = life["last"] < (low or 0.0) or life["first"] > (high or 0.0)
         for text, applies in (
             ("the end of the last incarnation was not told", is_last and life["ended"] is None),
             ("the end of an earlier incarnation was not told", not (is_last or life["ended"])),
+            ("it calls itself failed, and is recorded as succeeded", is_last and denied),
             ("lines of the history are missing", life["lines_missing"] > 0),
             ("losses are NaN, infinite or too large to draw", life["losses_wrong"] > 0),
             ("the clock cannot be compared, and is outside of the time shown here", off),
@@ -308,9 +311,8 @@ def cost_of(incarnations: Sequence[Facts], uri: str | None, prices: Prices) -> d
     parts: list[dict[str, Any]] = []
     total: float | None = None
     for (part, name), amount in sorted(amounts.items()):
-        known = prices[part]
         names = (name, name.partition("/")[0], "*")
-        price = next((float(known[key]) for key in names if key in known), None)
+        price = next((float(prices[part][key]) for key in names if key in prices[part]), None)
         cost = None if price is None else price * amount
         total = total if cost is None else (total or 0.0) + cost
         parts.append({"part": part, "name": name, "amount": amount, "price": price, "cost": cost})

@@ -24,6 +24,7 @@ from ._costs import StoreModel, check_amount
 from ._model import Model, gather_sync, sharded_sync
 
 _DAY = 24 * 3600.0
+_AT_THE_END = 3  # telemetry objects: how an incarnation has ended, and live/ and history/ again
 TOPOLOGIES = ("sharded", "gather")
 USUAL_BANDWIDTH = 1.25e9
 """Bytes per second of a modest network card (10 Gb/s).
@@ -59,6 +60,7 @@ class ExchangePlan:
             in fp32, and outer state), without buffers. A ``delay`` adds a copy of the fragment that
             is under way, and ``error_feedback`` a copy of the model and two of that fragment.
         telemetry_puts: Write requests of a replica per day by which it tells what it does, at most.
+            Each further end of an incarnation on that day adds three.
         telemetry_cost: US dollars per day for those of all replicas together.
     """
 
@@ -268,7 +270,7 @@ def plan_exchange(
     dollars = (count["PUT"] + count["LIST"]) * store.put_price + count["GET"] * store.get_price
     dollars += costs.received * store.egress_price
     residual = 0 if published.plain else size
-    puts = _DAY / live_seconds(replicas) + _DAY / history_seconds(replicas)
+    puts = _DAY / live_seconds(replicas) + _DAY / history_seconds(replicas) + _AT_THE_END
     outer = (model.outer_state + residual) / (1 if chosen == "gather" else replicas)
     plan = ExchangePlan(
         topology=chosen,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 _LIVE_KEY = re.compile(r"live/(\d{5})\.json", re.ASCII)
 _END_KEY = re.compile(r"history/(\d{5})/(\d{4}|[1-9]\d{4,17})\.end\.json", re.ASCII)
@@ -31,10 +32,17 @@ def end_key(rank: int, epoch: int) -> str:
     return f"history/{rank:05}/{epoch:04}.end.json"
 
 
-def parse_end_key(key: str) -> tuple[int, int] | None:
+class EndKey(NamedTuple):
+    """The rank and the incarnation that the key of an end names."""
+
+    rank: int
+    epoch: int
+
+
+def parse_end_key(key: str) -> EndKey | None:
     """Return the rank and the incarnation whose end has this key; None if it is not such a key."""
     match = _END_KEY.fullmatch(key)
-    return (int(match[1]), int(match[2])) if match else None
+    return EndKey(int(match[1]), int(match[2])) if match else None
 
 
 @dataclass(frozen=True, slots=True, order=True)

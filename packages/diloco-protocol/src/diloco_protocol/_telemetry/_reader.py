@@ -6,16 +6,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from .._errors import InvalidRequestError, SpecVersionError
-from ._keys import HistoryKey, newest_keys, parse_end_key, parse_live_key
+from ._keys import EndKey, HistoryKey, end_key, newest_keys, parse_end_key, parse_live_key
 from ._records import HISTORY_BYTES, LIVE_BYTES, History, Live, read_history
 
 MOST_KEYS = 200_000
 """The most keys of one listing that are looked at."""
 MOST_BYTES = 64 * 1024 * 1024
 """The most bytes of objects that a reader keeps, unless it is told otherwise."""
+MOST_ENDS = 10_000
+"""The most ends of incarnations that are read, each with a request of its own."""
 MOST_RUNS = 1000
 """The most folders below a prefix in which a run is looked for."""
 
@@ -23,6 +25,7 @@ _RUN_MARKS = frozenset({"manifest.json", "generations", "live", "journal"})
 
 ListKeys: TypeAlias = Callable[[str], Iterable[tuple[str, object]]]
 ReadKey: TypeAlias = Callable[[str, int], bytes | None]
+_Key = TypeVar("_Key", HistoryKey, EndKey)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,8 @@ class Told:
         history: What was read of each history object, in the order of ranks, incarnations, syncs.
         skipped: How many objects were not what their keys say. Lines are counted by ``History``.
         of_another_version: How many live objects were of another version.
-        left_out: How many objects were not read since there are too many.
+        left_out: How many objects were not read since there are too many. The end of a listing that
+            was cut off counts as one.
         ends: The last live record of each incarnation that has told its end, by rank and epoch.
     """
 
@@ -64,24 +68,25 @@ class RunReader:
     def look(self, *, history: bool = True) -> Told:
         """Return what is there now: one listing of each folder, and what has changed.
 
-        Where there is too much, the newest history of every rank comes first.
+        Where there is too much, the newest history of every rank comes first, and then the newest
+        ends.
 
         Args:
             history: Whether history is read as well.
         """
         before, self._kept = self._kept, {}
-        lives, foreign = self._listed("live/")
-        stamps, strangers = self._listed("history/") if history else ({}, 0)
+        lives, foreign, cut = self._listed("live/")
+        stamps, strangers, cut_too = self._listed("history/") if history else ({}, 0, 0)
         newest = newest_keys(stamps)
         skipped = foreign + strangers
         skipped += sum(parse_live_key(key) is None for key in lives)
-        ends = [key for key in sorted(stamps) if parse_end_key(key) is not None]
+        ends = list(filter(None, map(parse_end_key, stamps)))
         skipped += sum(HistoryKey.parse(key) is None for key in stamps) - len(ends)
         wanted = [key for key in sorted(lives) if parse_live_key(key) is not None]
         wanted += [key.key for key in _newest_first(newest)]
-        wanted += ends
+        wanted += [end_key(*key) for key in _newest_first(ends)[:MOST_ENDS]]
         stamps_of = stamps | lives
-        total = left_out = 0
+        total, left_out = 0, max(0, len(ends) - MOST_ENDS) + cut + cut_too
         for key in wanted:
             if total >= self._most_bytes:
                 left_out += 1
@@ -97,20 +102,24 @@ class RunReader:
         other = sum(isinstance(error, SpecVersionError) for error in wrong)
         told = {key: record for key, record in records.items() if isinstance(record, Live)}
         texts = {key: records.get(key.key) for key in newest}
+        live = {record.rank: record for key, record in told.items() if key in lives}
+        over = {(each.rank, each.epoch): each for key, each in told.items() if key in stamps}
+        believed = {key: over[key] for key in sorted(over) if not _goes_on(live, over[key])}
         return Told(
-            live={record.rank: record for key, record in told.items() if key in lives},
+            live=live,
             history={key: record for key, record in texts.items() if isinstance(record, History)},
-            skipped=skipped + len(wrong) - other,
+            skipped=skipped + len(wrong) - other + len(over) - len(believed),
             of_another_version=other,
             left_out=left_out,
-            ends={(each.rank, each.epoch): each for key, each in told.items() if key in stamps},
+            ends=believed,
         )
 
-    def _listed(self, folder: str) -> tuple[dict[str, object], int]:
-        """Return the keys below a folder, and how many others were listed."""
-        listed = dict(islice(self._list(folder), MOST_KEYS))
+    def _listed(self, folder: str) -> tuple[dict[str, object], int, int]:
+        """Return the keys below a folder, how many others were listed, and 1 if it was cut off."""
+        listing = iter(self._list(folder))
+        listed = dict(islice(listing, MOST_KEYS))
         below = {key: stamp for key, stamp in listed.items() if key.startswith(folder)}
-        return below, len(listed) - len(below)
+        return below, len(listed) - len(below), int(next(listing, None) is not None)
 
     def _kept_now(
         self, key: str, stamp: object
@@ -125,16 +134,25 @@ class RunReader:
             return stamp, len(data), error.with_traceback(None)
 
 
+def _goes_on(lives: Mapping[int, Live], end: Live) -> bool:
+    """Return whether an incarnation has told something after its end, which then is none."""
+    live = lives.get(end.rank, end)
+    return live.epoch == end.epoch and live.time > end.time
+
+
 def _parsed(key: str, data: bytes) -> Live | History:
     if HistoryKey.parse(key):
         return read_history(data)
     live = Live.from_bytes(data)
-    if parse_live_key(key) != live.rank and parse_end_key(key) != (live.rank, live.epoch):
-        raise InvalidRequestError(f"{key} is about incarnation {live.epoch} of rank {live.rank}")
+    is_end = live.ended is not None and parse_end_key(key) == (live.rank, live.epoch)
+    if parse_live_key(key) != live.rank and not is_end:
+        raise InvalidRequestError(
+            f"{key} is about incarnation {live.epoch} of rank {live.rank}, ended: {live.ended}"
+        )
     return live
 
 
-def _newest_first(keys: Iterable[HistoryKey]) -> list[HistoryKey]:
+def _newest_first(keys: Iterable[_Key]) -> list[_Key]:
     """Return keys so that the newest one of every rank comes first, then the second newest."""
     turn: Counter[int] = Counter()
     order = []
