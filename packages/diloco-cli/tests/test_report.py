@@ -314,7 +314,11 @@ class TestPage:
         assert not any("was not told" in each for each in summary["missing"])
         text = Page(page(summary)).text
         assert text.count("Rank 0: said so at") == 3
-        assert all(each in text for each in ("no 1", "no 2", "ValueError: three"))
+        assert re.findall("no 1|no 2|ValueError: three", text) == [
+            "no 1",
+            "no 2",
+            "ValueError: three",
+        ]
         assert "without a word" not in text
 
     def test_an_incarnation_that_was_killed_is_a_failure(self):
@@ -322,6 +326,18 @@ class TestPage:
         text = Page(page(of([live(0, epoch=2), live(1)], histories))).text
         assert "Rank 0: incarnation 1 ended without a word, as if killed, and 2" in text
         assert text.count("without a word") == 1
+
+    def test_a_rank_that_fails_again_and_again_hides_no_other(self):
+        lives = [
+            live(0, epoch=50, ended="failed", error="no 50"),
+            live(1, ended="failed", error="x"),
+        ]
+        ends = [live(0, epoch=n, ended="failed", error=f"no {n}") for n in range(1, 50)]
+        records = replace(told(lives, {}), ends={(0, each.epoch): each for each in ends})
+        text = _page._failures(summarise(records, PRICES, uri="s3://bucket/run-1"))
+        assert "Rank 1: said so" in text
+        assert re.findall(r"no (\d+)", text) == [str(n) for n in range(32, 51)]
+        assert "31 more are not shown." in text
 
     def test_what_was_not_read_is_not_called_killed(self):
         records = replace(told([live(0, epoch=2), live(1)], {}), left_out=3)

@@ -27,8 +27,7 @@ Syncs = tuple[int | None, list[tuple[int, telemetry.SyncLine]]]
 _MOST_LAUNCHES = 8
 _RETRY = 60.0  # seconds until a launch that was not found is searched for again
 _QUIET_PUTS = 3  # live objects that have not come until a rank counts as silent
-_MOST_OBJECTS = 50  # of the history of one rank
-_MOST_BYTES = 4 * 1024 * 1024
+_MOST_OBJECTS, _MOST_BYTES = 50, 4 * 1024 * 1024  # of the history of one rank
 
 
 @dataclass
@@ -216,8 +215,7 @@ class Watcher:
         elif now >= self._syncs_at:
             self._syncs_at = now + telemetry.history_seconds(self._size)
             self._journal.ask(self.every)
-            recorded = self._journal.value
-            if recorded is None or not recorded.handles:
+            if (recorded := self._journal.value) is None or not recorded.handles:
                 _told.check_version(self.name, answer)
                 return
             self._size = max(handle.world_size for handle in recorded.handles.values())

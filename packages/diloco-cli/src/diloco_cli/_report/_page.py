@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
+from itertools import chain, groupby, islice, zip_longest
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from string import Template
@@ -242,27 +244,32 @@ def _cells(life: Facts) -> list[str]:
 
 
 def _failures(summary: Facts) -> str:
-    """Return what failed, as the replicas themselves say, and their backend."""
+    """Return what failed, as the replicas themselves say, and their backend.
+
+    Where there is too much, the newest failure of every rank comes first.
+    """
+    lives = {(life["rank"], life["epoch"]): life for life in summary["incarnations"]}
     failures = [
-        (life["rank"], f"said so at {moment(life['last'])}, on {life['host']}", life["last_lines"])
-        for life in summary["incarnations"]
+        (*key, f"said so at {moment(life['last'])}, on {life['host']}", life["last_lines"])
+        for key, life in lives.items()
         if life["ended"] == "failed"
     ]
-    lives = {(life["rank"], life["epoch"]): life for life in summary["incarnations"]}
     word = "word that was read" if summary["left_out"] else "word, as if killed"
     for rank, epoch in lives:
         before = lives.get((rank, epoch - 1))
         if epoch > 1 and (before is None or before["ended"] is None):
             text = f"incarnation {epoch - 1} ended without a {word}, and {epoch} began"
             when = f"its last line is of {moment(before['last'])}" if before else "it left no line"
-            failures.append((rank, text, [f"{when}; up to a minute of it may be lost"]))
+            failures.append((rank, epoch - 1, text, [f"{when}; up to a minute of it may be lost"]))
     for row in summary["backend"]["replicas"] if summary["backend"] else ():
         if row["state"] in {"failed", "cancelled", "unknown"}:
             text = f"{row['state']}, {row['reason'] or 'no reason'}: {row['message'] or ''}"
-            failures.append((row["rank"], text, row["last_lines"]))
+            failures.append((row["rank"], float("inf"), text, row["last_lines"]))
+    of_ranks = [list(each)[::-1] for _, each in groupby(sorted(failures), itemgetter(0))]
+    newest_first = filter(None, chain.from_iterable(zip_longest(*of_ranks)))
     parts = [
         f"<h3>Rank {rank}: {escape(text)}</h3><pre>{escape(chr(10).join(lines))}</pre>"
-        for rank, text, lines in sorted(failures)[:_MOST_FAILURES]
+        for rank, _, text, lines in sorted(islice(newest_first, _MOST_FAILURES))
     ]
     if len(failures) > _MOST_FAILURES:
         parts.append(f"<p>{len(failures) - _MOST_FAILURES} more are not shown.</p>")
