@@ -264,6 +264,16 @@ class TestPage:
         }
         assert {"compute", "failed", "later", "mark", "c1"} <= drawn <= classes
 
+    def test_the_loss_is_drawn_against_steps_and_against_time(self):
+        text = page(of([live(0), live(1)], {(0, 1): five(), (1, 1): five()}))
+        by_steps, by_time = re.findall(r'<div class="chart".*?</div>', text)[:2]
+        for chart, ticks in (
+            (by_steps, ["5", "10", "15", "20", "25"]),
+            (by_time, ["0s", "10s", "20s", "30s", "40s", "50s", "1m"]),
+        ):
+            assert re.findall("<i[^>]*>([^<]+)</i>", chart) == ticks
+            assert re.findall('class="line (c[01])"', chart) == ["c0", "c1"]
+
     def test_hostile_texts_are_only_texts(self):
         lines = [
             line(1, metrics={LOST[:26]: 1.0, "loss": LOST, "api_key": "open sesame"}, host=LOST)

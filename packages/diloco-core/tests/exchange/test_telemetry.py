@@ -187,7 +187,9 @@ class TestWhatIsWritten:
             assert (live.phase, live.ended, live.dropped) == (Phase.IDLE, "left", 0)
             assert live.bytes_sent == sum(report.bytes_sent for report in reports)
             assert live.metrics == {"loss": 1 / 8, "tokens": 7, "note": "a\\x1bb"}
-            assert 0 < live.training_share < 1
+            trained = sum(report.compute_seconds for report in reports)
+            both = trained + sum(report.exposed_seconds for report in reports)
+            assert live.training_share == pytest.approx(trained / both)
             assert abs(live.time - time.time()) < PATIENCE
             assert [line.number for line in lines] == [*range(1, len(reports) + 1)]
             for line, report in zip(lines, reports, strict=True):
@@ -692,6 +694,16 @@ print("over")
 
 
 class TestLog:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_what_is_logged_never_weighs(self, tmp_path, kind):
+        def logs(exchange):
+            far = 10**9 * exchange.rank
+            return train(exchange, step=lambda _, outer: outer.log(tokens=far, weight=far))
+
+        plain = run(train, connected(tmp_path / "plain", **KINDS[kind]))
+        odd = run(logs, connected(tmp_path / "odd", **KINDS[kind]))
+        assert identical([result for result, _ in [*plain, *odd]])
+
     @pytest.fixture
     def outer(self, tmp_path):
         (exchange,) = connected(tmp_path / "run", 1)
