@@ -274,6 +274,22 @@ class TestPage:
             assert re.findall("<i[^>]*>([^<]+)</i>", chart) == ticks
             assert re.findall('class="line (c[01])"', chart) == ["c0", "c1"]
 
+    def test_bars_say_how_lives_ended_and_who_was_in_which_sync(self):
+        lives = [live(0, ended="failed"), live(1), live(2, ended=None)]
+        lines = {(rank, 1): five(contribution=how) for rank, how in enumerate(("counted", "open"))}
+        text = page(of([replace(each, world_size=3) for each in lives], lines))
+        charts = re.findall(r'<div class="chart".*?</div>', text)[2:]
+        bars = [re.findall('<path class="([^"]+)"', chart) for chart in charts]
+        assert bars[1:] == [["failed", "left", "open"], ["counted", "later"]]
+        assert "<title>rank 0, incarnation 1, attempt 1</title>" in charts[1]
+        assert "<title>rank 1, compute: 30s, 60%</title>" in charts[0]
+
+    def test_what_it_cost_stands_by_part(self):
+        prices = {**PRICES, "replica_hour": {"eks": 36}}
+        text = page(of([live(0), live(1)], {(0, 1): five(), (1, 1): five()}, prices))
+        assert "<td>hours of replicas<td>eks/us-east-1<td>0.03333<td>36<td>1.20 USD" in text
+        assert f"Known: 1.20 USD, by prices of {PRICES['date']}" in text
+
     def test_hostile_texts_are_only_texts(self):
         lines = [
             line(1, metrics={LOST[:26]: 1.0, "loss": LOST, "api_key": "open sesame"}, host=LOST)

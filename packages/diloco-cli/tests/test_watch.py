@@ -393,6 +393,19 @@ def test_the_requests_of_a_refresh(told):
     assert seen[1:] == [["live/", live_key(57)], ["live/"]]
 
 
+def test_of_a_long_history_the_newest_objects_are_read(told):
+    told.live(0, 1)
+    told.syncs(0, 1)
+    (path,) = (told.folder / "history/00000").iterdir()
+    keys = [HistoryKey(0, 1, number, number).key for number in range(2, 100)]
+    for key in keys:
+        (told.folder / key).write_bytes(path.read_bytes())
+    with pytest.raises(Exit):
+        follow(command(World("a", {})), told.uri, KeyboardInterrupt)
+    read = [key for key in told.taken() if key.endswith(".jsonl")]
+    assert sorted(read) == keys[-50:]
+
+
 def test_a_store_that_may_only_be_read(told):
     told.live(0, 1, ended="left")
     for path in (told.folder, told.folder / "live"):
