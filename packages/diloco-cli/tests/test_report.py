@@ -126,7 +126,7 @@ class TestFacts:
         )
         ends = [(each["rank"], each["epoch"], each["ended"]) for each in summary["incarnations"]]
         assert ends == [(0, 1, None), (0, 3, "left"), (1, 1, "left")]
-        assert "Rank 0: the end of an earlier incarnation was not told." in summary["missing"]
+        assert "Rank 0: the end of an earlier incarnation is not known." in summary["missing"]
         told = _page._failures({**summary, "backend": None})
         assert "Rank 0: incarnation 2 ended without a word, as if killed, and 3" in told
         assert "it left no line" in told
@@ -337,7 +337,7 @@ class TestPage:
         summary["made_by"] = "0.1.0"
         known = [(each["epoch"], each["ended"]) for each in summary["incarnations"]]
         assert known == [(1, "failed"), (2, "failed"), (3, "failed"), (1, "left")]
-        assert not any("was not told" in each for each in summary["missing"])
+        assert not any("is not known" in each for each in summary["missing"])
         text = Page(page(summary)).text
         assert text.count("Rank 0: said so at") == 3
         assert re.findall("no 1|no 2|ValueError: three", text) == [

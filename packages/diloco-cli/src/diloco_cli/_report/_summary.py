@@ -250,8 +250,8 @@ def _missing(told: Told, facts: Facts, incarnations: Sequence[Facts]) -> Iterabl
         denied = life["ended"] == "failed" and facts["states"].get(life["rank"]) == "succeeded"
         off = life["last"] < (low or 0.0) or life["first"] > (high or 0.0)
         for text, applies in (
-            ("the end of the last incarnation was not told", is_last and life["ended"] is None),
-            ("the end of an earlier incarnation was not told", not (is_last or life["ended"])),
+            ("the end of the last incarnation is not known", is_last and life["ended"] is None),
+            ("the end of an earlier incarnation is not known", not (is_last or life["ended"])),
             ("it calls itself failed, and is recorded as succeeded", is_last and denied),
             ("lines of the history are missing", life["lines_missing"] > 0),
             ("losses are NaN, infinite or too large to draw", life["losses_wrong"] > 0),
