@@ -29,7 +29,7 @@ def monday(laptop):
     live = Live(
         run="monday", rank=0, world_size=2, epoch=1, host="node-7", time=1.8e9,
         step=250, sync=2, phase="waiting", waits_for=[1], missing=1, seconds_per_step=0.5,
-        training_share=0.93, metrics={"loss": 2.31},
+        training_share=0.93, metrics={"loss": 2.31}, writes=310, reads=120,
     )  # fmt: skip
     alone = dataclasses.replace(live, world_size=1, waits_for=(), missing=0, ended="left")
     line = SyncLine(

@@ -199,17 +199,22 @@ class TestCost:
         table = {
             "version": 1, "date": "2026-11-28",
             "replica_hour": {"eks/us-east-1": 36, "eks": 1, "*": 2}, "received_gb": {"*": 1e6},
+            "writes_1000": {"s3": 0.005}, "reads_1000": {"gs": 7},
         }  # fmt: skip
         prices = read_prices(json.dumps(table).encode())
-        lives = [live(0), live(1, place="eu-west-1")]
+        lives = [live(0, writes=6000, reads=2), live(1, place="eu-west-1", writes=34_000, reads=3)]
         summary = of(lives, {(0, 1): five(), (1, 1): five()}, prices)
         costs = {(part["part"], part["name"]): part["cost"] for part in summary["cost"]["parts"]}
         assert costs["replica_hour", "eks/us-east-1"] == pytest.approx(36 * 60 / 3600)
         assert costs["replica_hour", "eks/eu-west-1"] == pytest.approx(60 / 3600)
         assert costs["received_gb", "s3"] == pytest.approx(20.0)
         assert costs["sent_gb", "s3"] is None
-        assert summary["cost"]["known"] == pytest.approx(20.617, abs=1e-3)
-        assert "20.62 USD" in Page(page(summary)).text
+        assert costs["writes_1000", "s3"] == pytest.approx(0.2)
+        assert costs["reads_1000", "s3"] is None
+        assert summary["cost"]["known"] == pytest.approx(20.817, abs=1e-3)
+        assert "20.82 USD" in (text := Page(page(summary)).text)
+        assert "thousands of requests that read" in text
+        assert summary["incarnations"][1]["requests"] == {"writes": 34_000, "reads": 3}
 
     @pytest.mark.parametrize(
         ("text", "said"),

@@ -64,6 +64,8 @@ lives = st.builds(
     waits_for=st.lists(ranks, max_size=MOST_RANKS),
     seconds_per_step=st.none() | seconds,
     training_share=st.none() | st.floats(0, 1),
+    writes=st.none() | wholes,
+    reads=st.none() | wholes,
     ended=st.none() | st.text(),
     metrics=metrics,
 )

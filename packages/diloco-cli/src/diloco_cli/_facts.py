@@ -27,13 +27,9 @@ CODES = SUCCEEDED, FAILED, BAD_USE, UNKNOWN, UNREACHABLE, FAULT = 0, 1, 2, 3, 4,
 VERSION = 1
 """The version of what ``--json`` prints."""
 STYLES = {
-    "pending": "yellow",
-    "running": "cyan",
-    "succeeded": "green",
-    "failed": "red",
-    "cancelled": "magenta",
-    "unknown": "red",
-}
+    "pending": "yellow", "running": "cyan", "succeeded": "green", "failed": "red",
+    "cancelled": "magenta", "unknown": "red",
+}  # fmt: skip
 ENDS = {None: "running", "left": "succeeded", "failed": "failed"}
 """The states that the words of replicas on their end mean; other words mean an unknown one."""
 NAMES = tuple(field.name for field in fields(Live) if field.name not in {"run", "world_size"})

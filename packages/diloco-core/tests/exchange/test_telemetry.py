@@ -113,11 +113,13 @@ class Wrapped:
 class Counting:
     """A store that takes everything."""
 
+    requests = None
+
     def __init__(self):
-        self.requests = 0
+        self.sent = 0
 
     def put(self, key, parts):
-        self.requests += 1
+        self.sent += 1
 
     def delete(self, keys):
         pass
@@ -340,17 +342,17 @@ class TestWhileItRuns:
         for each in told:
             each.begin(1, Doing(), Schema({}, {}))
         ticks.tick()
-        assert sent.requests == replicas
+        assert sent.sent == replicas
         minutes = []
         for second in range(1, 1801):
             clock.sleep(1.0)
             for each in told if second % 120 == 0 else ():
                 each.synced(SyncReport(second // 120, "0", True, replicas, 1, 1, 1.0, 1.0))
-            before = sent.requests
+            before = sent.sent
             ticks.tick()
             if second % 60 == 1:
                 minutes.append(0)
-            minutes[-1] += sent.requests - before
+            minutes[-1] += sent.sent - before
         puts = replicas * (1 / live_seconds(replicas) + 1 / history_seconds(replicas))
         assert puts <= PUTS_PER_SECOND
         assert 0.9 * replicas / live_seconds(replicas) < sum(minutes) / 1800 <= puts

@@ -39,6 +39,7 @@ class Connection:
     largest: int | None = None
     background = None
     downtime = 0.0
+    requests = None
 
     def __init__(
         self,

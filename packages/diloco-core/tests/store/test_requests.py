@@ -21,6 +21,29 @@ def test_parts_of_an_upload_are_sent_again(store, small_s3):
     assert small_s3.uploads == {}
 
 
+def test_they_are_counted(store, small_s3):
+    small_s3.log.clear()
+    store.requests.writes = store.requests.reads = 0
+    store.put("small", [b"x"])
+    assert store.create("created", [b"x"])
+    assert not store.create("created", [b"y"])
+    store.once().put("live", [b"x"])
+    store.list("")
+    assert store.get("small") == b"x"
+    store.put("large", iter([bytes(PART_BYTES)] * 3))
+    store.put("listed", [bytes(3 * PART_BYTES)])
+    with store.open("large") as reader:
+        reader.read_into(PART_BYTES, memoryview(bytearray(100)))
+    store.delete(["small"])
+    paid = [path for method, path in small_s3.log if method in {"GET", "HEAD"}]
+    reads = sum("list-type" not in path for path in paid)
+    assert store.requests.reads == reads
+    writes = sum(
+        method in {"PUT", "POST"} and "?delete" not in path for method, path in small_s3.log
+    )
+    assert abs(store.requests.writes - writes - len(paid) + reads) <= 2, "about, for large ones"
+
+
 def test_an_upload_that_fails_leaves_nothing(store, small_s3):
     small_s3.fail(400, "PUT", times=99, part="partNumber=3", code="InvalidPart")
     with pytest.raises(StoreUnavailableError, match=r"cannot write object 'large'.*InvalidPart"):

@@ -188,8 +188,7 @@ def _head(summary: Facts) -> str:
         "first to last sign": seconds(last - first) if lives else "unknown",
         f"last {summary['loss'] or 'loss'}, median": middle,
         "time spent training": _share(_pictures.time_split(lives)),
-        "sent": f"{number(sum(life['bytes']['sent'] for life in lives))}B",
-        "received": f"{number(sum(life['bytes']['received'] for life in lives))}B",
+        **{way: f"{number(sum(x['bytes'][way] for x in lives))}B" for way in ("sent", "received")},
         "cost, as far as known": _money(summary["cost"]["known"]),
     }
     where = sorted({life["where"] for life in lives} - {""})

@@ -18,6 +18,8 @@ less ``clock_offset``. These are its names:
 * ``seconds``: seconds of training (``compute``), and those in which it did not train because of an
   ``exchange``, or because of its ``wait`` for others.
 * ``bytes``: bytes that its syncs have ``sent`` and ``received``.
+* ``requests``: how many its process has sent to the store that write or list (``writes``), and
+  that read (``reads``); empty in a folder, or if that is not known.
 * ``losses``: some of its losses: inner steps, time, value. The value is None where it is NaN,
   infinite or too large to draw.
 * ``losses_wrong``: how many losses have no value.
@@ -56,6 +58,8 @@ PARTS = {
     "replica_hour": "hours of replicas",
     "sent_gb": "GB sent into the store",
     "received_gb": "GB received from the store",
+    "writes_1000": "thousands of requests that write or list",
+    "reads_1000": "thousands of requests that read",
 }
 """The parts of the cost, and what each is measured in."""
 _HIGHEST = 1e9
@@ -116,6 +120,9 @@ def incarnations_of(told: Told, history: History, world_size: int, loss: str) ->
             "bytes": {
                 way: max(sum(getattr(line, name) for line in lines), getattr(live, name, 0))
                 for way, name in (("sent", "bytes_sent"), ("received", "bytes_received"))
+            },
+            "requests": {
+                w: n for w in ("writes", "reads") if (n := getattr(live, w, None)) is not None
             },
             "losses": _thinned(losses, most),
             "losses_wrong": sum(value is None for _, _, value in losses),
@@ -187,7 +194,6 @@ def summarise(
     history = history_of(told)
     loss = loss_name(name for lines in history.values() for line in lines for name in line.metrics)
     incarnations = list(incarnations_of(told, history, world_size, loss))
-    first, last = span(incarnations)
     facts["silent"] = sorted(set(range(world_size)) - {life["rank"] for life in incarnations})
     facts["states"] = {row["rank"]: row["state"] for row in (backend or {}).get("replicas", ())}
     syncs = list(_syncs(history, incarnations))
@@ -195,8 +201,7 @@ def summarise(
         "run_id": run_id or facts["run_id"],
         "uri": None if uri is None else facts["uri"],
         "world_size": world_size,
-        "first": first,
-        "last": last,
+        **_signs(incarnations),
         "sync": max([facts["sync"], *(sync["sync"] for sync in syncs)]),
         "loss": clean(loss) or None,
         "setup": next((row["setup"] for row in facts["replicas"] if row["setup"]), {}),
@@ -209,11 +214,11 @@ def summarise(
     }
 
 
-def span(incarnations: Sequence[Facts]) -> tuple[float | None, float | None]:
-    """Return the first and the last sign; clocks that can be compared with others come first."""
+def _signs(incarnations: Sequence[Facts]) -> dict[str, float | None]:
+    """Return when the first and the last sign came, by clocks that can be compared if there are."""
     chosen = [life for life in incarnations if life["clock_offset"] is not None] or incarnations
     first = min((life["first"] for life in chosen), default=None)
-    return first, max((life["last"] for life in chosen), default=None)
+    return {"first": first, "last": max((life["last"] for life in chosen), default=None)}
 
 
 def _syncs(history: History, incarnations: Iterable[Facts]) -> Iterable[dict[str, Any]]:
@@ -242,7 +247,7 @@ def _syncs(history: History, incarnations: Iterable[Facts]) -> Iterable[dict[str
 
 def _missing(told: Told, facts: Facts, incarnations: Sequence[Facts]) -> Iterable[str]:
     """Say what is missing or odd."""
-    low, high = span(incarnations)
+    low, high = _signs(incarnations).values()
     newest = {life["rank"]: life for life in incarnations}
     odd: dict[str, set[int]] = {"nothing was told": set(facts["silent"])}
     for life in incarnations:
@@ -291,8 +296,7 @@ def read_prices(data: bytes) -> Prices:
             raise _refused(part, "an object with a price by name", by_name)
         for name, price in by_name.items():
             if type(price) not in {int, float} or not 0 <= price <= _HIGHEST:
-                limits = f"a number from 0 to {_HIGHEST:g}"
-                raise _refused(f"{part} of {shown(name)}", limits, price)
+                raise _refused(f"{part} of {shown(name)}", f"from 0 to {_HIGHEST:g}", price)
     return {"date": table["date"], **prices}
 
 
@@ -308,12 +312,13 @@ def cost_of(incarnations: Sequence[Facts], uri: str | None, prices: Prices) -> d
         amounts["replica_hour", life["where"]] += (life["last"] - life["first"]) / 3600
         amounts["sent_gb", scheme] += life["bytes"]["sent"] / 1e9
         amounts["received_gb", scheme] += life["bytes"]["received"] / 1e9
+        for way, number in life["requests"].items():
+            amounts[f"{way}_1000", scheme] += number / 1000
     parts: list[dict[str, Any]] = []
-    total: float | None = None
     for (part, name), amount in sorted(amounts.items()):
         names = (name, name.partition("/")[0], "*")
         price = next((float(prices[part][key]) for key in names if key in prices[part]), None)
         cost = None if price is None else price * amount
-        total = total if cost is None else (total or 0.0) + cost
         parts.append({"part": part, "name": name, "amount": amount, "price": price, "cost": cost})
-    return {"date": prices["date"], "known": total, "parts": parts}
+    known = [part["cost"] for part in parts if part["cost"] is not None]
+    return {"date": prices["date"], "known": sum(known) if known else None, "parts": parts}

@@ -291,6 +291,7 @@ class Telemetry:
         waits_for = tuple(self._doing.waits_for) if phase is Phase.WAITING else ()
         step = self.steps()
         self._measure(step, training=phase is Phase.TRAINING)
+        requests = self._store.requests
         self._said = replace(
             self._said,
             time=self._wall(),
@@ -299,6 +300,8 @@ class Telemetry:
             phase=phase,
             waits_for=waits_for[:MOST_RANKS],
             missing=len(waits_for),
+            writes=None if requests is None else requests.writes,
+            reads=None if requests is None else requests.reads,
             dropped=self._lines.dropped + self._lost,
             ended=ended,
             error="" if error is None else redact(as_text(error)),

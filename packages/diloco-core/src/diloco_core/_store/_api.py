@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -81,6 +82,27 @@ class InBackground(Protocol):
         """Call ``act`` in one of the threads; it must not wait for anything else that they do."""
 
 
+class Requests:
+    """Count requests to a store by what stores take for them. Thread-safe.
+
+    Attributes:
+        writes: Those that write or list. A list of many keys counts once.
+        reads: Those that read. Deletions cost nothing, and are not counted.
+    """
+
+    def __init__(self) -> None:
+        self.writes = self.reads = 0
+        self._lock = threading.Lock()
+
+    def count(self, verb: str, number: int = 1) -> None:
+        """Count some that do the same."""
+        with self._lock:
+            if verb == "read":
+                self.reads += number
+            elif verb != "delete":
+                self.writes += number
+
+
 class Store(Protocol):
     """A prefix of an object store. Keys are relative, with ``/`` between parts. Thread-safe.
 
@@ -113,6 +135,10 @@ class Store(Protocol):
     @property
     def background(self) -> InBackground | None:
         """Its requests in the background; None if it has no threads."""
+
+    @property
+    def requests(self) -> Requests | None:
+        """Counts the requests that this process has sent; None if it sends none, as to a folder."""
 
     @property
     def downtime(self) -> float:
@@ -302,6 +328,7 @@ class Below:
     background: InBackground | None = _passed_on("background")
     patience: float = _passed_on("patience")
     downtime: float = _passed_on("downtime")
+    requests: Requests | None = _passed_on("requests")
 
     def __init__(self, store: Store, folder: str) -> None:
         self.store = store

@@ -139,6 +139,7 @@ CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "world_size": lambda name, value: check_whole(name, value, 1, 100_000),
     "attempt": _or_none(lambda name, value: check_whole(name, value, 1, LARGEST)),
     "time": lambda name, value: _number(name, value, LATEST),
+    **dict.fromkeys(("writes", "reads"), _or_none(_whole)),
     "phase": _word,
     "waits_for": _several(_rank),
     "seconds_per_step": _or_none(_number),

@@ -96,6 +96,9 @@ class Live(_Record):
             its last sync; None before that.
         bytes_sent: Bytes that the syncs of this incarnation have sent.
         bytes_received: Bytes that they have received.
+        writes: Requests by which its process has written to the store, or listed it; None in a
+            folder, or if that is not known.
+        reads: Likewise, those by which it has read.
         dropped: How many lines the incarnation has left out of its history.
         ended: How it has ended (``"left"`` or ``"failed"``); None as long as it has not.
         error: Why it has failed; empty if it has not.
@@ -125,6 +128,8 @@ class Live(_Record):
     training_share: float | None = None
     bytes_sent: int = 0
     bytes_received: int = 0
+    writes: int | None = None
+    reads: int | None = None
     dropped: int = 0
     ended: str | None = None
     error: str = ""

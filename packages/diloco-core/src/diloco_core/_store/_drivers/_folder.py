@@ -59,6 +59,7 @@ class FolderStore:
     exclusive = True
     largest: int | None = None
     background = None
+    requests = None
     patience = 60.0
     downtime = 0.0
     #: Whether it was opened for a run that should be there already: then no folder is left behind

@@ -18,7 +18,7 @@ from typing import TypeVar
 from ..._errors import CorruptedObjectError, ObjectNotFoundError, StoreError, StoreUnavailableError
 from ..._redact import redact_uri
 from ..._retry import Downtime, Notices, Retries
-from .._api import RECORD_BYTES, Buffer, is_key, too_large
+from .._api import RECORD_BYTES, Buffer, Requests, is_key, too_large
 from .._guard import endpoint, without_secrets, without_secrets_in
 from .._reread import in_parallel
 from .._transfer import PART_BYTES, Transfer
@@ -78,6 +78,7 @@ class RemoteStore:
         self._retries = retries or Retries()
         self.patience = self._retries.patience
         self._downtime = Downtime(self._retries.clock)
+        self.requests = Requests()
         self.background = Transfers(transfer or Transfer(), background, self.uri, driver.copies)
         self._probe(reading)
 
@@ -172,6 +173,7 @@ class RemoteStore:
                 self._send_small(verb, key, b"".join(views))
             else:
                 self._do(verb, key, lambda: self._send_large(verb, key, UploadBlocks(iter(views))))
+                self._count_parts(verb, size)
             return size
         # An object that is created in one request is held in memory until that succeeded.
         held_whole = verb == "create" and not self.driver.copies
@@ -194,10 +196,16 @@ class RemoteStore:
                 source = UploadBlocks(blocks, first)
                 del first  # so that the block is released when it has been sent
                 self._send_large(verb, key, source, copies=0 if held_whole else 1)
+                self._count_parts(verb, size)
         finally:
             if held_whole:
                 self.background.hold(-size)
         return size
+
+    def _count_parts(self, verb: str, size: int) -> None:
+        """Count what the driver has sent by itself: parts, one before them and one after them."""
+        if verb == "write" or self.driver.copies:
+            self.requests.count(verb, -(-size // PART_BYTES) + 1)
 
     def _send_small(self, verb: str, key: str, data: Buffer) -> None:
         exclusive = verb == "create"
@@ -275,8 +283,12 @@ class RemoteStore:
             notices.failed(message)
             return True
 
+        def counted() -> T:
+            self.requests.count(verb)
+            return act()
+
         try:
-            return self._retries.run(act, again, self.patience, self._downtime)
+            return self._retries.run(counted, again, self.patience, self._downtime)
         except TooLargeError as error:
             raise too_large(f"{self.uri}/{key}", error.size, largest) from None
         except (StoreError, _Exists):
