@@ -227,6 +227,29 @@ class TestTheExecutor:
         check_harness(harness_of(MUTANTS[name].cls, gang=False), "TestMine")
 
 
+@pytest.mark.parametrize("patience", [30.0, 1000.0])
+@pytest.mark.parametrize("method", ["settle", "expire", "inject"])
+def test_an_executor_that_is_patient_in_every_verb_hides_no_fault(patience, method):
+    def idle(self, *arguments, **options):
+        self.wanted = arguments, options
+
+    def inject(self, operation, fault, *, after=0):
+        if operation != "cancel":
+            ToyHarness.inject(self, operation, fault, after=after)
+
+    class Patient(ToyHarness):
+        def make_executor(self, **options):
+            return ToyExecutor(self.cloud, backoff=self.backoff(), patience=patience, **options)
+
+    changed = inject if method == "inject" else idle
+    said = fault(type("Mine", (Patient,), {method: changed}))
+    assert {
+        "settle": "settle() returned while a cancel is still under way",
+        "expire": "after expire(handles) the world still tells",
+        "inject": "changes nothing: a cancel was accepted",
+    }[method] in said
+
+
 class TestTheWorld:
     def test_settle_does_nothing(self):
         class Mine(ToyHarness):

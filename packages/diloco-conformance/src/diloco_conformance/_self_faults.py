@@ -104,7 +104,8 @@ def cancels_are_disturbed(sample: Sample) -> None:
     """Check that a cancel that is refused changes nothing in the world."""
     if not _can(sample, Operation.CANCEL):
         return
-    handle = sample.second.handle
+    # Not the sample's: while disturbances were waited out, that may have passed its timeout.
+    handle = sample.lab.up(1).replicas[0].handle
     with _disturbed(sample, Operation.CANCEL):
         sample.ask(lambda: sample.lab.executor.cancel(handle))
         if sample.harness.truth(handle).stopping:

@@ -22,7 +22,7 @@ class Sample:
         harness: The lab's harness.
         number: How many other launches were tried.
         first: Its first replica, which is made to succeed in the course of the checks.
-        second: Its second replica, which is cancelled in the course of the checks.
+        second: Its second replica, which goes on.
     """
 
     def __init__(self, lab: Lab) -> None:
