@@ -9,6 +9,7 @@ from diloco_protocol.backend import Options
 HOOKS = {
     "describe": "_observe_run",
     "poll": "_observe_run",
+    "describe_run": "_observe_run",
     "stream_logs": "_logs",
     "log_iter": "_logs",
     "purge": "_purge",
@@ -20,7 +21,8 @@ HOOKS = {
 
 
 def call(executor, verb, handle):
-    given = {"list_runs": (), "attach": (handle.run_id,), "exists": (handle.run_id,)}
+    run_id = handle.run_id
+    given = {"list_runs": (), "attach": (run_id,), "exists": (run_id,), "describe_run": ([handle],)}
     more = {"streams": "stdout"} if verb == "log_iter" else {}
     return getattr(executor, verb)(*given.get(verb, (handle,)), **more)
 
@@ -50,6 +52,22 @@ def test_a_verb_tries_again_for_as_long_as_it_is_told(verb, hook, monkeypatch):
     with pytest.raises(UnavailableError):
         call(executor, verb, handle)
     assert len(failures) == 1
+
+
+def test_a_log_that_is_read_line_by_line_is_read_again():
+    failures = [UnavailableError("no answer"), UnavailableError("no answer")]
+
+    class Reads(Memory):
+        def _logs(self, handle, query):
+            yield "first"
+            if failures:
+                raise failures.pop()
+            yield "last"
+
+    executor = Reads({}, patience=10.0)
+    (handle,) = executor.launch_replicas(1, "m:f", {})
+    assert executor.stream_logs(handle) == "first\nlast"
+    assert not failures
 
 
 class Probed(Memory):

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ._backoff import Backoff
@@ -91,9 +92,10 @@ class BaseExecutor(Journaled):
         backoff: Delays of the wait loop, with its clock and sleep.
         env: Environment variables for every launch; those of the launch itself take precedence.
         max_restarts: How often a failed attempt is started again, if the launch does not say.
-        patience: Seconds for which ``describe``, ``log_iter``, ``stream_logs``, ``purge``,
-            ``list_runs``, ``attach``, ``exists`` and ``meets_at`` try again while the backend's
-            errors may pass. So their hooks need not, and have to be repeatable.
+        patience: Seconds for which ``describe``, ``describe_run`` (for each run), ``log_iter``,
+            ``stream_logs``, ``purge``, ``list_runs``, ``attach``, ``exists`` and ``meets_at`` try
+            again while the backend's errors may pass. So their hooks need not, and have to be
+            repeatable.
 
     Raises:
         InvalidRequestError: ``env`` sets a variable that a launch may not set, or ``max_restarts``
@@ -268,7 +270,7 @@ class BaseExecutor(Journaled):
         statuses: dict[ReplicaHandle, ReplicaStatus] = {}
         for run in by_run(handles, self._place):
             with contextlib.suppress(ReplicaNotFoundError):
-                statuses.update(self._observe(run))
+                statuses.update(self._patiently(partial(self._observe, run)))
         return statuses
 
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str:
@@ -280,7 +282,8 @@ class BaseExecutor(Journaled):
         self._check(handle)
         check_whole("n_lines", n_lines, 1)
         query = LogQuery(n_lines=n_lines)
-        return "\n".join(self._patiently(lambda: self._logs(handle, query)))
+        # Some hooks read only when they are asked for lines.
+        return self._patiently(lambda: "\n".join(self._logs(handle, query)))
 
     def log_iter(
         self,
