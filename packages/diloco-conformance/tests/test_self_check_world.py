@@ -14,6 +14,7 @@ from toy_states import STATES, status_of
 from diloco_conformance import Ability, Fault, PromiseBroken, Resources, Step, Truth
 from diloco_conformance._lab import Lab
 from diloco_conformance._self_check import check_harness
+from diloco_protocol import UnavailableError
 
 
 class TestWhatIsTold:
@@ -288,6 +289,18 @@ class TestMistakes:
             "TestMine: before the first test, AttributeError was raised: 'Job' object has" in said
         )
         assert re.search(r"test_self_check_world.py:\d+, in <genexpr>$", said)
+
+    @pytest.mark.parametrize("error", [UnavailableError("no answer"), KeyError("no such key")])
+    @pytest.mark.parametrize(
+        "method", ["truth", "drive", "inject", "expire", "secret", "elsewhere", "close"]
+    )
+    def test_an_error_of_any_kind_in_the_harness(self, method, error):
+        def raises(self, *arguments, **options):
+            raise error
+
+        said = fault(type("Mine", (ToyHarness,), {method: raises}))
+        assert repr(error) in said or f"{type(error).__name__} was raised: {error}" in said
+        assert re.search(r"test_self_check_world.py:\d+, in raises", said)
 
     def test_in_the_world_while_the_executor_calls_it(self):
         class Cloud(ToyCloud):

@@ -69,6 +69,14 @@ def is_of_the_world(harness: Harness, error: BaseException) -> bool:
     return False
 
 
+def is_of_the_harness(harness: Harness, error: BaseException) -> bool:
+    """Say whether an error comes out of a method of the harness in which no executor was asked."""
+    owners = [frame.f_locals.get("self") for frame in _frames(error)]
+    return any(owner is harness for owner in owners) and not any(
+        isinstance(owner, BaseExecutor) for owner in owners
+    )
+
+
 def _frames(error: BaseException) -> Iterator[FrameType]:
     """Yield the frames of an error, from the innermost one outwards."""
     yield from reversed([frame for frame, _ in traceback.walk_tb(error.__traceback__)])

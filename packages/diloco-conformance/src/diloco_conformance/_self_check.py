@@ -6,13 +6,13 @@ Otherwise the suite would blame the executor for faults of the harness.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import _pytest.outcomes
 
 from diloco_protocol import BackendError
 
-from ._blame import fault, raised_at
+from ._blame import fault, is_of_the_harness, raised_at
 from ._harness import Harness
 from ._lab import Lab
 from ._promises import HarnessFault, PromiseBroken
@@ -55,9 +55,11 @@ def check_harness(make_harness: Callable[[], object], owner: str) -> None:
             check_executor(harness)
             check_time(harness)
             _check_world(harness)
-        finally:
+        except BaseException:
             with contextlib.suppress(Exception):
                 harness.close()
+            raise
+        harness.close()
     except (HarnessFault, _pytest.outcomes.OutcomeException):
         raise
     except Exception as error:
@@ -94,17 +96,31 @@ def _make(make_harness: Callable[[], object], owner: str) -> Harness:
 def _check_world(harness: Harness) -> None:
     """Move the world a little; errors of the executor meanwhile are left to the tests."""
     lab = Lab(harness)
-    wrong = (PromiseBroken, BackendError, _pytest.outcomes.Skipped)
     try:
-        with contextlib.suppress(*wrong):
+        with _left_to_the_tests(harness):
             sample = Sample(lab)
             for check in CHECKS:
-                with contextlib.suppress(*wrong):
+                with _left_to_the_tests(harness):
                     if not lab.hung:
                         check(sample)
     finally:
         harness.clear()
-        with contextlib.suppress(*wrong):
+        with _left_to_the_tests(harness):
             for replica in [] if lab.hung else lab.replicas():
                 lab.within("C1", lambda one=replica: lab.executor.cancel(one.handle))  # type: ignore[misc]
         harness.settle()
+
+
+@contextlib.contextmanager
+def _left_to_the_tests(harness: Harness) -> Iterator[None]:
+    """Pass over what the executor does wrong, but not over what the harness raises."""
+    try:
+        yield
+    except (PromiseBroken, _pytest.outcomes.Skipped):
+        pass
+    except BackendError as error:
+        if is_of_the_harness(harness, error):
+            raise HarnessFault(
+                f"{type(harness).__name__}: before the first test, a method of it raised "
+                f"{error!r}\n  {raised_at(error)}"
+            ) from error
