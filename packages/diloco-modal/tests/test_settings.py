@@ -165,6 +165,22 @@ def test_a_server_that_is_none_is_named(monkeypatch, url):
     assert "MODAL_SERVER_URL, or server_url in" in finding.message
 
 
+@pytest.mark.skipif(
+    "," not in config._SETTINGS["server_url"].default, reason="this client knows one address"
+)
+def test_the_first_of_several_servers_that_answers_is_used(monkeypatch):
+    with ModalStandIn() as stand_in:
+        for variable, value in stand_in.environment.items():
+            monkeypatch.setenv(variable, value)
+        monkeypatch.setenv("MODAL_SERVER_URL", f"http://127.0.0.1:9, {stand_in.url}")
+        stand_in.world.deploy("app", ["replica"])
+        findings = ModalSpawnExecutor(app="app", retry_timeout=0).check(1)
+        assert [each.ok for each in findings] == [True, True, None]
+        monkeypatch.setenv("MODAL_SERVER_URL", f"{stand_in.url},http://x:99999")
+        (finding,) = ModalSpawnExecutor(retry_timeout=0).check(1)
+        assert "MODAL_SERVER_URL, or server_url in" in finding.message
+
+
 @pytest.mark.parametrize("name", ["max_throttle_wait", "payload_format"])
 def test_a_setting_that_the_client_reads_only_later_is_a_finding(monkeypatch, name):
     with ModalStandIn() as stand_in:

@@ -42,15 +42,20 @@ def check_settings() -> None:
                 f"{_named(name)} has a character that no token has, such as a line end or one that "
                 "cannot be seen: set it again"
             )
-    url = _setting("server_url") or ""
-    try:
-        usable = url.isprintable() and _URL.match(url) and urllib.parse.urlsplit(url).port != 0
-    except ValueError:
-        usable = False
-    if not usable:
+    # Several addresses stand with commas between them; the client takes the first that answers.
+    if not all(_is_url(url.strip(" ")) for url in (_setting("server_url") or "").split(",")):
         raise InvalidRequestError(f"{_named('server_url')} is no URL such as https://api.modal.com")
     for name in _READ_LATER:
         _read(name)
+
+
+def _is_url(text: str) -> bool:
+    try:
+        return bool(
+            text.isprintable() and _URL.match(text) and urllib.parse.urlsplit(text).port != 0
+        )
+    except ValueError:
+        return False
 
 
 def _read(name: str) -> object:
