@@ -435,6 +435,17 @@ class TestCredentials:
         assert "not in the caller's" in named[-2]
         assert "a:b@" not in json.dumps([each.message for each in found])
 
+    @pytest.mark.parametrize("told", [True, False])
+    def test_a_plugin_that_is_not_told_an_authority_in_a_file_is_named(self, tmp_path, told):
+        plugin = {"command": "aws", "interactiveMode": "IfAvailable", "provideClusterInfo": told}
+        user = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", **plugin}}
+        cluster = {"certificate-authority": "ca.pem"}
+        path = write(tmp_path / "config", "https://x", user=user, cluster=cluster)
+        named = read_kubeconfig(path, None).unheeded()
+        assert [text.split(",")[0] for text in named] == [
+            "the plugin aws is told where the certificate-authority is"
+        ] * told
+
 
 def yaml(url, *, current="c", context="c", user="u", cluster="k", inside=("", "")):
     """A kubeconfig as somebody writes it by hand; ``inside``: of what it says more, and what."""

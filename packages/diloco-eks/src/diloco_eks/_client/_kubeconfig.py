@@ -55,6 +55,11 @@ class Kubeconfig:
                 f"interactiveMode: {mode} of the plugin {plugin.get('command')} is not obeyed: "
                 "the plugin may use the terminal exactly if there is one"
             )
+        if plugin.get("provideClusterInfo") and self.cluster.get("certificate-authority"):
+            texts.append(
+                f"the plugin {plugin.get('command')} is told where the certificate-authority is, "
+                "and not what it is: put it into the kubeconfig as certificate-authority-data"
+            )
         if self.user.get("token") and self.user.get("tokenFile"):
             texts.append(
                 "tokenFile is not read, since there is a token too: kubectl prefers the file"
