@@ -243,6 +243,7 @@ def world():
             {"AWS_RETRY_MODE": "standard", "AWS_MAX_ATTEMPTS": "3", "AWS_DEFAULTS_MODE": "legacy"},
             ["AWS_RETRY_MODE", "AWS_MAX_ATTEMPTS", "AWS_DEFAULTS_MODE"],
         ),
+        ("", {"AWS_NEW_RETRIES_2026": "true"}, ["AWS_NEW_RETRIES_2026"]),
         ("", {"AWS_PROFILE": "other", "AWS_DEFAULT_PROFILE": "mine"}, ["AWS_PROFILE"]),
     ],
 )

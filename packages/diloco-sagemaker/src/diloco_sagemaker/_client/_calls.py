@@ -44,6 +44,7 @@ _NOT_OBEYED = {
     ("AWS_RETRY_MODE", "retry_mode"): _TRIES,
     ("AWS_MAX_ATTEMPTS", "max_attempts"): _TRIES,
     ("AWS_DEFAULTS_MODE", "defaults_mode"): f"{_TRIES}, and request_timeout= is for connections",
+    ("AWS_NEW_RETRIES_2026", ""): _TRIES,  # no profile has it
 }
 """Variables and settings of a profile that boto3 would obey, and what applies here instead."""
 
