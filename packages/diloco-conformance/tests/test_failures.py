@@ -231,6 +231,16 @@ def test_an_executor_that_cannot_be_closed_twice_breaks_that_promise_and_no_othe
     lab.close()
 
 
+@pytest.mark.parametrize("error", [KeyError("late"), UnavailableError("late")])
+def test_what_a_harness_raises_at_the_end_of_a_test_is_shown(error):
+    class Late(ToyHarness):
+        def settle(self):
+            raise error
+
+    with pytest.raises(type(error), match="late"):
+        Lab(Late()).close()
+
+
 def test_a_stream_that_nobody_knows_is_named():
     mutant = MUTANTS["DeclaresAStreamOfItsOwn"]
     lab = Lab(harness_of(mutant.cls, gang=False)())

@@ -119,7 +119,7 @@ class Lab(Hand):
             self.harness.clear()
             with contextlib.suppress(BackendError):
                 self._end()
-                self.harness.settle()
+            self.harness.settle()
             if not self.hung:
                 self.within("C8", self.executor.close)
         finally:
