@@ -3,8 +3,9 @@
 import sys
 
 import pytest
-from local_lab import results_of, run_of
+from local_lab import results_of, run_of, wait_until
 
+from diloco_protocol import ReplicaState
 from diloco_protocol.backend import RESULT_BYTES
 
 pytestmark = pytest.mark.processes
@@ -134,3 +135,34 @@ def test_each_concerns_one_rank(make, tmp_path):
     assert "goes on in its place" not in run_of(handles[0]).log.read_text()
     executor.purge(handles[0])
     assert executor.list_runs() == []
+
+
+SPOILT = """
+import os
+import shutil
+import time
+from pathlib import Path
+
+
+def spoil(how):
+    files = Path(os.readlink("/proc/self/fd/1")).parent
+    if os.environ["REPLICA_RANK"] == "0":
+        shutil.rmtree(files.parent) if how == "removed" else files.parent.chmod(0o777)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the replicas find their files by /proc")
+@pytest.mark.parametrize("how", ["removed", "opened"])
+def test_one_that_spoils_its_folder_runs_until_it_is_cancelled(make, tmp_path, how):
+    (tmp_path / "spoilt.py").write_text(SPOILT)
+    executor = make()
+    spoilt, other = handles = executor.launch_replicas(2, "spoilt:spoil", {"how": how})
+    folder = run_of(spoilt).replica(0).path
+    wait_until(lambda: str(folder) in executor.describe(spoilt).message)
+    assert executor.poll(spoilt) is ReplicaState.RUNNING
+    executor.cancel(spoilt)
+    assert [entry["status"] for entry in results_of(executor, [spoilt])] == ["cancelled"]
+    assert executor.poll(other) is ReplicaState.RUNNING
+    executor.cancel(other)
+    assert {entry["status"] for entry in results_of(executor, handles)} == {"cancelled"}

@@ -38,6 +38,8 @@ def observe_replica(run: RunDir, record: RunRecord, rank: int) -> ReplicaStatus:
         check_own_folder(files.path)
     except InvalidRequestError as error:
         return _refused(run, record, rank, str(error))
+    if not files.path.exists():
+        return _refused(run, record, rank, f"{files.path} was removed: what it held is not known")
     # The second round is for a supervisor that wrote the record and ended between the two looks.
     for _ in range(2):
         try:
