@@ -1,12 +1,12 @@
 """The standard suite's world for SageMaker: a stand-in over HTTP, whose jobs the suite moves."""
 
+import functools
 import json
 import math
 from dataclasses import replace
 from signal import Signals
 
 import boto3
-import botocore.loaders
 import botocore.session
 from aws_truth import attempt_of, of_handle, resources_of, truth_of
 
@@ -22,9 +22,6 @@ from diloco_protocol import (
 from diloco_protocol.backend import variables_from_strings
 from diloco_sagemaker import SageMakerExecutor
 
-# Every executor has a session of its own; reading the services' models anew for each would take
-# most of the time.
-LOADER = botocore.loaders.create_loader()
 BUCKET, PREFIX = "bucket", "runs"
 OPTIONS = {
     "role_arn": "arn:aws:iam::123456789012:role/trainer",
@@ -88,7 +85,6 @@ class AWSHarness(Harness):
         self.options = options
         self.stand_in = self.start_stand_in()
         self.world = self.stand_in.world
-        self.api = self.client("sagemaker")
         self.s3 = self.client("s3")
         self.s3.create_bucket(Bucket=BUCKET)
         self.others = []
@@ -96,6 +92,10 @@ class AWSHarness(Harness):
         self.strangers = set()
         self.begun = {}
         self.change = None
+
+    @functools.cached_property
+    def api(self):
+        return self.client("sagemaker")
 
     def start_stand_in(self):
         return SageMakerStandIn().start()
@@ -109,7 +109,6 @@ class AWSHarness(Harness):
     def executor_of(self, stand_in, options):
         known = stand_in.client_options
         core = botocore.session.Session()
-        core.register_component("data_loader", LOADER)
         core.register("provide-client-params.sagemaker.ListTrainingJobs", self.small_page)
         core.register("after-call.sagemaker.ListTrainingJobs", self.listed)
         session = boto3.Session(

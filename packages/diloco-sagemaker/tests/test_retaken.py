@@ -8,7 +8,7 @@ import pytest
 from botocore.config import Config
 from botocore.credentials import DeferredRefreshableCredentials
 from botocore.exceptions import CredentialRetrievalError
-from scripted_aws import LOADER, OnDemandHarness
+from scripted_aws import OnDemandHarness
 
 from diloco_protocol import (
     BackendError,
@@ -74,7 +74,6 @@ def test_a_job_whose_name_another_launch_has_taken_is_not_returned(harness, list
 def patient_client(harness, refresh=None):
     """A client with retries of its own, and with credentials that each try gets anew."""
     core = botocore.session.Session()
-    core.register_component("data_loader", LOADER)
     options = dict(harness.stand_in.client_options)
     if refresh is not None:
         core._credentials = DeferredRefreshableCredentials(refresh, "a test")
