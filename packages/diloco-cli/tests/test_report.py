@@ -384,7 +384,9 @@ class TestPage:
         assert {life["rank"] for life in summary["incarnations"]} == {0, 1}
         assert "Objects that are not what a replica tells: 3." in summary["missing"]
 
-    @pytest.mark.parametrize(("ranks", "syncs"), [(200, 300), (1000, 20)])
+    @pytest.mark.parametrize(
+        ("ranks", "syncs"), [(200, 60), (1000, 20), pytest.param(200, 300, marks=pytest.mark.slow)]
+    )
     def test_many_ranks_stay_small(self, ranks, syncs):
         lines = {
             (rank, 1): [

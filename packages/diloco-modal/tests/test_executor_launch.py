@@ -7,6 +7,7 @@ import pytest
 from modal_truth import told
 
 from diloco_modal._client._client import Client
+from diloco_modal._request import _resources
 from diloco_protocol import (
     BackendError,
     ForbiddenError,
@@ -155,9 +156,11 @@ def test_what_could_not_be_ended_is_listed_and_the_rest_cannot_start(lab):
         lab.launch(4)
 
 
-def test_runs_of_the_same_options_do_not_wait_for_each_other(lab):
+def test_runs_of_the_same_options_do_not_wait_for_each_other(lab, monkeypatch):
     lab.world.habits.auto_start = 1.0
     handles = [lab.launch(1, run_id=name)[0] for name in ("one", "two")]
     lab.world.advance(10)
     assert [lab.call(handle).status for handle in handles] == ["running", "running"]
-    assert lab.call(lab.launch(1100)[0]).options["max_containers"] == 1100
+    # Nor do the calls of one run, if it has more of them than there are containers otherwise.
+    monkeypatch.setattr(_resources, "_CONTAINERS", 3)
+    assert lab.call(lab.launch(4)[0]).options["max_containers"] == 4
