@@ -7,8 +7,6 @@ import re
 from typing import Any
 
 import boto3
-import botocore.loaders
-import botocore.session
 import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
@@ -16,7 +14,7 @@ from botocore.exceptions import ClientError
 from diloco_localcloud import SageMakerStandIn
 
 # Reading the services' models anew for each test would take most of the time.
-LOADER = botocore.loaders.create_loader()
+SESSION = boto3.Session()
 
 
 class Lab:
@@ -24,9 +22,6 @@ class Lab:
 
     def __init__(self, stand_in: SageMakerStandIn) -> None:
         self.stand_in, self.world = stand_in, stand_in.world
-        core = botocore.session.Session()
-        core.register_component("data_loader", LOADER)
-        self.session = boto3.Session(botocore_session=core)
         self.config = Config(
             retries={"total_max_attempts": 1},
             connect_timeout=60,
@@ -36,7 +31,7 @@ class Lab:
         self.api = self.client("sagemaker")
 
     def client(self, service: str, **more: Any) -> Any:
-        return self.session.client(
+        return SESSION.client(
             service, config=self.config, **{**self.stand_in.client_options, **more}
         )
 
