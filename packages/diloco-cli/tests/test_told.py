@@ -66,6 +66,14 @@ class TestStatus:
         ]
         assert (code, err) == (0, "")
 
+    def test_why_replicas_have_failed(self, tmp_path):
+        """Below the table, as ``status RUN`` says it: each text once."""
+        fails = {"ended": "failed", "error": "ValueError: \x1b[2J no data"}
+        uri = write(tmp_path / "run", run_of(live(0, **fails), live(1), live(2, **fails)))
+        code, out, _ = shown(uri)
+        assert out.splitlines()[-1] == "ranks 0, 2: ValueError: \\x1b[2J no data"
+        assert (code, out.count("no data")) == (0, 1)
+
     def test_json(self, tmp_path):
         uri = write(tmp_path / "run", run_of(live(0, metrics={"api_key": "hunter2"})))
         code, out, _ = shown(uri, as_json=True)

@@ -13,6 +13,7 @@ from diloco_cli._view import (
     changes,
     choose_rank,
     fold,
+    foot,
     is_over,
     rank_facts,
     screenful,
@@ -322,6 +323,20 @@ class TestChanges:
         before, after = view(*rows_of(2)), view(*rows_of(2, {1: live(1, step=251)}))
         ((facts, words),) = changes(before, after)
         assert (facts["change"], facts["rank"], words) == ("replica", 1, "")
+
+    def test_why_a_rank_has_failed(self):
+        """Once: where its backend says it, that is shown, and not what it has told itself."""
+        told = (NOW, live(ended="failed", error="ValueError: no data"))
+        alone, status = facts(told), ReplicaStatus(ReplicaState.FAILED, message="the data is gone")
+        both = facts(told, word=Word(status))
+        ended = facts(told, word=Word(ReplicaStatus(ReplicaState.CANCELLED, message="by a user")))
+        assert [self.words(None, view(row))[0] for row in (alone, both, ended)] == [
+            "rank 0: failed, attempt 1: ValueError: no data",
+            "rank 0: failed, attempt 1: the data is gone",
+            "rank 0: cancelled, attempt 1: by a user",
+        ]
+        assert "rank 0: the data is gone" in foot(view(both))
+        assert foot(view(facts((NOW, live())))) == ["sync 2"]
 
     def test_the_end(self):
         *_, (facts, words) = changes(

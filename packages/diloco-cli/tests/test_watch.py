@@ -121,7 +121,7 @@ class TestSources:
             "rank 1: running, waiting for 0, attempt 1",
             "sync 3: 2 of 2, loss 0.3333, 2B sent and received, waited 0 s",
             "rank 0: succeeded, completed, left, attempt 1",
-            "rank 1: failed, error, was waiting, attempt 1",
+            "rank 1: failed, error, was waiting, attempt 1: ValueError: no data",
             f"{told.uri}: 1 succeeded, 1 failed",
         ]
 
@@ -216,7 +216,7 @@ class TestSources:
         assert made.out().splitlines() == [
             "rank 0: succeeded, completed, left, attempt 1",
             "rank 1: running, training, attempt 1",
-            "rank 1: failed, error, was training, attempt 1",
+            "rank 1: failed, error, was training, attempt 1: ValueError: no data",
             f"{told.uri}: 1 succeeded, 1 failed",
         ]
 
@@ -349,7 +349,7 @@ class TestJournal:
         assert made.out().splitlines() == [
             "rank 0: succeeded, completed, attempt 1",
             "ended, as the journal in the store says: rank 0",
-            "rank 1: failed, error, attempt 1",
+            "rank 1: failed, error, attempt 1: ValueError: no data",
             "ended, as the journal in the store says: ranks 0-1",
             f"{told.uri}: 1 succeeded, 1 failed",
         ]
@@ -451,8 +451,7 @@ class TestTerminal:
         assert "waiting for 0" in out
         assert "\x1b[?25h" in out.split("waiting for 0")[-1], "the cursor is shown again"
         assert err.endswith(
-            f"run {told.uri} is left as it is. Come back with:\n"
-            f"  diloco watch {told.uri} --every 5\n"
+            f"run {told.uri} is left as it is. Come back with:\n  diloco watch {told.uri}\n"
         )
 
     def test_no_color(self, told, monkeypatch):

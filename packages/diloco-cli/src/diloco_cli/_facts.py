@@ -164,8 +164,7 @@ def ago(facts: Facts, now: float) -> str:
 
 
 def _took(facts: Facts, now: float) -> str:
-    started = facts.get("started_at")
-    return "" if started is None else duration((facts.get("finished_at") or now) - started)
+    return ago(facts, facts.get("finished_at") or now).removesuffix(" ago")
 
 
 def state_cell(facts: Facts, now: float) -> Cell:
@@ -188,7 +187,13 @@ REPLICA_COLUMNS = (
 
 
 def replica_lines(replicas: Sequence[Facts], now: float, width: int | None) -> list[list[Cell]]:
-    """Return the table of replicas, and what is said about them, in which each text stands once."""
+    """Return the table of replicas, and what is said about them."""
+    lines = [[Cell(text)] for text in said(replicas)]
+    return table(REPLICA_COLUMNS, replicas, now, width) + lines
+
+
+def said(replicas: Iterable[Facts]) -> list[str]:
+    """Return what is said about replicas, in which each text stands once."""
     ranks_by_text: dict[str, list[int]] = {}
     for facts in replicas:
         texts = [facts.get("message") or facts.get("error") or ""]
@@ -197,8 +202,7 @@ def replica_lines(replicas: Sequence[Facts], now: float, width: int | None) -> l
         for text in filter(None, texts):
             ranks_by_text.setdefault(text, []).append(facts["rank"])
     named = {text: ranks_in_words(ranks) for text, ranks in ranks_by_text.items()}
-    lines = [f"{name}: {text.removeprefix(f'{name} ')}" for text, name in named.items()]
-    return [*table(REPLICA_COLUMNS, replicas, now, width), *([Cell(text)] for text in lines)]
+    return [f"{name}: {text.removeprefix(f'{name} ')}" for text, name in named.items()]
 
 
 def _run_state(facts: Facts, _: float) -> Cell:

@@ -72,8 +72,7 @@ def logs(
             )
         read = partial(_read, run.executor, follow=follow, since=moment, regex=grep)
         lines = _merged(read, handles) if follow else chain.from_iterable(map(read, handles))
-        code = SUCCEEDED
-        room = len(str(wanted[-1]))
+        code, room = SUCCEEDED, len(str(wanted[-1]))
         with session.looking("logs", target, run.backend, again):
             for rank, text in lines:
                 if isinstance(text, BackendError) and not isinstance(text, InvalidRequestError):

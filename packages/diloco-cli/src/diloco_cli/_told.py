@@ -289,12 +289,13 @@ def _show(screen: Screen, facts: dict[str, Any], now: float) -> None:
     states = _facts.counts_in_words(_facts.counts(_states(facts)))
     screen.line(f"{facts['uri']}: {run}{states}, sync {facts['sync']}")
     screen.lines(table(COLUMNS, rows, now, screen.width))
+    journal = facts["journal"] or {"ends": (), "disproved": (), "skipped": 0, "left_out": 0}
+    others = [row for row in rows if row["rank"] not in [end["rank"] for end in journal["ends"]]]
+    screen.lines([Cell(text)] for text in _facts.said(others))
     if facts["silent"]:
         screen.line(f"silent so far: {ranks_in_words(facts['silent'])}")
     for note in unread(facts):
         screen.say(note)
-    if (journal := facts["journal"]) is None:
-        return
     if ends := journal["ends"]:
         screen.line("ended, as the journal in the store says:")
         screen.lines(_facts.replica_lines(ends, now, screen.width))

@@ -97,6 +97,7 @@ def rank_facts(
         "state": state,
         "reason": status.reason.value if status and status.reason else None,
         "attempt": status.attempt if status else facts["attempt"],
+        "error": clean(status.message) if status and state in _FINAL else facts["error"],
         "past": bool(silent_since or is_newer or state == "pending" or state in _FINAL),
         "bytes_per_sync": _bytes_per_sync(seen) if seen else None,
         "seen_at": None if seen is None or seen.after is None else seen.since,
@@ -299,7 +300,8 @@ def foot(view: View) -> list[str]:
         f"${sum(spent):.2f} so far" if spent and len(spent) == len(dollars) else "",
     ]
     clocks = f"clocks that differ from the one here: {clocks_in_words(off)}" if off else ""
-    return list(filter(None, [", ".join(filter(None, parts)), clocks, *view.notes]))
+    ends = _facts.said(filter(is_over, view.rows))[:_FEW]
+    return list(filter(None, [", ".join(filter(None, parts)), clocks, *ends, *view.notes]))
 
 
 def _number(row: Facts, metric: str) -> float | None:
@@ -385,7 +387,8 @@ def _row_in_words(was: Facts | None, row: Facts, now: float) -> str:
         return ""
     attempt = f"attempt {row['attempt']}" if row["attempt"] else ""
     parts = (_facts.state_cell(row, now).text, row["reason"], _phase(row, now).text, attempt)
-    return f"rank {row['rank']}: " + ", ".join(filter(None, parts))
+    words = ", ".join(dict.fromkeys(filter(None, parts)))  # its state and last word may be the same
+    return f"rank {row['rank']}: {words}" + f": {row['error']}" * bool(row["error"])
 
 
 def sync_in_words(line: SyncLine, world_size: int) -> str:

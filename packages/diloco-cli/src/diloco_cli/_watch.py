@@ -287,16 +287,15 @@ def watch(
             if not run:
                 raise
             problem = f"the store is not read: {clean(str(error))}"
-        again = ["--every", f"{every:g}"]
+        again = ["--every", f"{every:g}"] * (every != 5)  # which is what it is if left out
         opened.enter_context(session.looking("watch", target, session.choice.backend, again))
         watcher = Watcher(session, clean(target), run, store, every, opened, problem)
         show = opened.enter_context(_painter(session))
-        while True:
-            view = watcher.look()
+        while not (view := watcher.look()).is_over:
             show(view)
-            if view.is_over:
-                return exit_of_states(row["state"] for row in view.rows)
             sleep(every)
+        show(view)
+        return exit_of_states(row["state"] for row in view.rows)
 
 
 @contextlib.contextmanager

@@ -182,10 +182,8 @@ def loss_chart(summary: Facts, *, by_time: bool) -> str:
         lines = [("middle", [(at, median(values)) for at, values in folded])]
         lines.append(("", [point for point in every if point[1] is None][:_COLUMNS]))
         band = [(at, min(values), max(values)) for at, values in folded]
-        entries = [
-            ("middle", f"the middle of all ranks ({len(points)})"),
-            ("band", "from the lowest to the highest"),
-        ]
+        entries = [("middle", f"the middle of all ranks ({len(points)})")]
+        entries.append(("band", "from the lowest to the highest"))
     if len(values) < len(every):
         entries.append(("mark", "a loss that is not a number"))
     return legend(entries) + line_chart(lines, band, x, y)
@@ -207,10 +205,9 @@ def time_axis(summary: Facts) -> Axis:
     return Axis([0.0, (summary["last"] or 0.0) - (summary["first"] or 0.0)], times=True)
 
 
-def time_split(lives: Iterable[Facts]) -> dict[str, float]:
+def time_split(lives: Sequence[Facts]) -> dict[str, float]:
     """Return seconds by what they were spent on."""
-    several = list(lives)
-    return {name: sum(life["seconds"][name] for life in several) for name in _SPENT}
+    return {name: sum(life["seconds"][name] for life in lives) for name in _SPENT}
 
 
 def split_chart(ranks: Ranks) -> str:
