@@ -281,7 +281,7 @@ def test_what_is_no_handle_is_refused_by_every_verb(executor, wrong):
 def test_collect_warns_once_of_a_failure_that_leaves_others_running(executor, caplog):
     handles = executor.launch_replicas(2, "m:f", {}, run_id="run-1")
     executor.world[handles[1]] = ReplicaStatus(ReplicaState.FAILED, message="killed")
-    for _ in range(2):
+    for _ in range(3):
         executor.collect(handles, timeout=0)
     assert caplog.text.count("rank 1 of run 'run-1' has failed for good: killed") == 1
 

@@ -1,5 +1,6 @@
 """The wait loop: one question per run and tick, one deadline, nothing ended, the same answers."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -419,14 +420,40 @@ def test_a_failure_for_good_is_told_once_while_others_go_on(caplog):
         handle(4): [(0, lost)],
         handle(5): [(0, CANCELLED)],
     }
-    world, warned = World(plan), set()
+    world, warned = World(plan), Counter()
     for _ in range(2):
         world.collect(list(plan), warned=warned)
-    ends = "The others go on without it, or wait until they give up; cancel_run('a') ends them"
+    ends = (
+        "The others go on without it, or wait until they give up; to end them, cancel the run: "
+        "diloco cancel a, or cancel_run() in Python"
+    )
     assert [record.getMessage() for record in caplog.records] == [
         f"rank 1 of run 'a' has failed for good after 3 attempts: it was killed. {ends}",
         f"rank 2 (and 1 more) of run 'a' has failed for good: it broke. {ends}",
     ]
+
+
+def test_the_failure_that_came_first_is_told_and_not_its_victims(caplog):
+    """Also where the backend has the end of a victim first; and none if all end together."""
+    victim = failed(message="ReplicaLostError: rank 1 failed after 3 syncs: ValueError: it broke")
+    second, first = (replace(failed(), finished_at=float(at)) for at in (3, 2))
+    plan = {
+        handle(0): [(0, RUNNING), (2, victim)],
+        handle(1): [(0, RUNNING), (2.2, second)],
+        handle(2): [(0, RUNNING), (2.2, first)],
+        handle(3): [(0, RUNNING), (9, victim)],
+    }
+    World(plan).collect(list(plan), warned=Counter())
+    (record,) = caplog.records
+    assert record.getMessage().startswith("rank 2 (and 1 more) of run 'a' has failed for good: it")
+    caplog.clear()
+    plan = {handle(0): [(0, RUNNING), (2, failed())], handle(1): [(0, RUNNING), (2.2, victim)]}
+    World(plan).collect(list(plan), warned=Counter())
+    assert not caplog.records
+    plan[handle(1)] = [(0, RUNNING), (60, CANCELLED)]
+    plan[handle(0)] = [(0, RUNNING), (2, victim)]
+    World(plan).collect(list(plan), warned=Counter())
+    assert "rank 0 of run 'a' has failed for good: ReplicaLostError: rank 1" in caplog.text
 
 
 def test_no_failure_is_told_where_it_ends_the_others(caplog):

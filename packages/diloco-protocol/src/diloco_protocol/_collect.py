@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ._handle import ReplicaHandle
 
 _SHOWN = 300  # characters of an error in a warning
+_VICTIM = "ReplicaLostError"  # with which a replica ends because of another one
 
 RESULT_LOST = "the result is lost: "
 """Beginning of the error text of a success whose result is gone."""
@@ -38,7 +40,7 @@ def collect(
     timeout: float | None,
     backoff: Backoff,
     progress: Progress | None = None,
-    warned: set[ReplicaHandle] | None = None,
+    warned: Counter[ReplicaHandle] | None = None,
 ) -> list[ReplicaResult]:
     """Wait until all replicas are terminal or the time is up.
 
@@ -56,8 +58,9 @@ def collect(
         timeout: Seconds for all of them together; None for no limit.
         backoff: Delays between ticks, with clock and sleep.
         progress: Called after every tick with the statuses known so far.
-        warned: Failed replicas of which a warning has told already; others are added. None: no
-            replica goes on after the failure of another, so there is nothing to warn of.
+        warned: How often a failed replica was seen while others went on; at the second time there
+            is a warning. It is counted on. None: no replica goes on after the failure of another,
+            so there is nothing to warn of.
 
     Returns:
         One result per handle, in the given order. A replica without a record is failed with reason
@@ -184,20 +187,28 @@ def _look(
 def _warn_of_failure(
     ranks: Sequence[ReplicaHandle],
     known: Mapping[ReplicaHandle, ReplicaStatus],
-    warned: set[ReplicaHandle],
+    warned: Counter[ReplicaHandle],
 ) -> None:
-    """Log which replicas of a run have failed for good while others go on, once for each."""
-    new = [
+    """Log which replicas of a run have failed for good while others go on, once for each.
+
+    It waits for a second look: the others may end at nearly the same time. A replica that has
+    failed because of another is only named where no other is known to have failed.
+    """
+    if all(_ended(handle, known) for handle in ranks):
+        return
+    failed = [
         handle
         for handle in ranks
         if handle in known
         and known[handle].state is ReplicaState.FAILED
         and known[handle].reason is not Reason.LOST
-        and handle not in warned
     ]
-    if not new or all(_ended(handle, known) for handle in ranks):
+    failed = [handle for handle in failed if _VICTIM not in known[handle].message] or failed
+    warned.update(failed)
+    new = [handle for handle in failed if warned[handle] == 2]
+    if not new:
         return
-    warned.update(new)
+    new.sort(key=lambda handle: known[handle].finished_at or 0.0)
     first, status = new[0], known[new[0]]
     others = f" (and {len(new) - 1} more)" if len(new) > 1 else ""
     attempts = f" after {status.attempt} attempts" if status.attempt > 1 else ""
@@ -205,7 +216,7 @@ def _warn_of_failure(
     log(
         f"rank {first.rank}{others} of run {first.run_id!r} has failed for good{attempts}: {why}. "
         "The others go on without it, or wait until they give up; "
-        f"cancel_run({first.run_id!r}) ends them"
+        f"to end them, cancel the run: diloco cancel {first.run_id}, or cancel_run() in Python"
     )
 
 
