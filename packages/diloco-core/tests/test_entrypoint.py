@@ -144,6 +144,18 @@ def test_a_failure_ends_the_exchange(trainer, alone):
     assert exchange.ended
 
 
+@pytest.mark.parametrize("call", ["connect(min_replica=2)", "DiLoCo(None, None, None, sync=1)"])
+def test_arguments_that_our_functions_do_not_have_are_not_repeated(call, trainer, alone, tmp_path):
+    """Each is a refusal, which is final."""
+    text = f"from diloco_core import DiLoCo, connect\ndef train():\n    {call}\n"
+    (tmp_path / "train_misspelt.py").write_text(text)
+    exchange = connect()
+    with pytest.raises(ConfigurationError, match="got an unexpected keyword") as told:
+        run(trainer_module="train_misspelt")
+    assert told.value.final
+    assert exchange.ended
+
+
 def test_what_fails_after_the_run_is_not_repeated_if_the_run_is_fixed(trainer, alone):
     """A second attempt would be refused, and that error would hide the first."""
     with pytest.raises(AfterRunError, match="had left the run: ValueError: no room for the model"):

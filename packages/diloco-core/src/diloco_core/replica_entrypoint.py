@@ -42,6 +42,9 @@ from ._run._records._keys import MANIFEST
 from ._run._records._manifest import Manifest
 from ._store._open import open_store
 
+_OWN_CALLS = ("DiLoCo.__init__() ", "connect() ")
+"""The beginnings of Python's refusals of arguments that our functions do not have."""
+
 _log = logging.getLogger("diloco_core")
 _torch_log = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
 
@@ -154,6 +157,10 @@ def _call(
                 "replica has done its part of the run, and is not started again: what comes after "
                 "the block is not repeated. The model is in the store: export() takes it out."
             ) from error
+        if isinstance(error, TypeError) and str(error).startswith(_OWN_CALLS):
+            refusal = ConfigurationError(str(error))  # it would come again
+            exchange.abort(refusal)
+            raise refusal from error
         exchange.abort(error)
         _leave_out_own_frames(error)
         raise

@@ -34,6 +34,7 @@ def test_a_claim_vanishes_while_its_incarnation_sleeps(topology):
     outcome = simulate(train, schedule, settings, store=store, **options)
     assert violations(outcome, training) == []
     assert isinstance(outcome.results[0, 1], FencedError)
+    assert "A launch with resume=True takes a run over" in str(outcome.results[0, 1])
     assert highest_epochs(store.objects) == {0: 2, 1: 1}
     assert claim_key(0, 1) in store.objects
 

@@ -325,6 +325,7 @@ class TestWhileItRuns:
         assert live.setup["sync_every"] == "3"
         assert live.setup["codec"] == "int8"
         assert live.setup["model"].startswith("sha256:")
+        assert "committed" not in live.setup, "it is no setting"
 
     def test_of_many_and_long_settings_it_says_what_fits(self):
         settings = {f"setting{number}": "x" * 500 for number in range(100)} | {"n" * 65: "y"}

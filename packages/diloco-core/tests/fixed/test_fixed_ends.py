@@ -40,7 +40,15 @@ def ends(outcome):
     return [record for record in read_log(outcome.store)[0] if isinstance(record, Rollback)]
 
 
-def test_one_that_does_not_come_back_in_time_ends_the_run(caplog):
+@pytest.mark.parametrize(
+    ("backend", "advice"),
+    [
+        ("", "If nothing starts it again, do that by hand, or end this replica with Ctrl-C."),
+        ("eks", "Its launcher, or 'diloco status', says whether it is started again."),
+    ],
+)
+def test_one_that_does_not_come_back_in_time_ends_the_run(backend, advice, monkeypatch, caplog):
+    monkeypatch.setenv("DILOCO_BACKEND", backend)
     caplog.set_level(logging.WARNING)
     outcome, _ = lived(Fault(1, 1, 30, "kill after"), most_incarnations=1)
     (end,) = ends(outcome)
@@ -56,7 +64,7 @@ def test_one_that_does_not_come_back_in_time_ends_the_run(caplog):
     said = [text for text in caplog.messages if "Waiting up to" in text]
     assert len(said) == 2 * 5, "by two ranks, once a minute, in 300 s"
     assert "Waiting up to 300 s for it to be started again (return_within)" in said[0]
-    assert "If it is not back by then, this run ends" in said[0]
+    assert said[0].endswith(f"If it is not back by then, this run ends. {advice}")
 
 
 def test_one_that_dies_again_ends_the_run_as_well_wherever_that_is():

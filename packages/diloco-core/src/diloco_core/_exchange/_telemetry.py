@@ -118,6 +118,7 @@ def _setup(schema: Schema) -> dict[str, Metric]:
         "model": f"sha256:{hashlib.sha256(tensors).hexdigest()[:16]}",
         **schema.settings,
     }
+    setup.pop("committed", None)  # which is where the replicas met, and no setting
     names = [name for name in setup if len(name) <= NAME_CHARACTERS][:MOST_METRICS]
     return {name: setup[name][:TEXT_CHARACTERS] for name in names}
 

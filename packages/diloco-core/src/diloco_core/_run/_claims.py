@@ -163,8 +163,9 @@ def _record(epoch: int, identity: dict[str, Any]) -> bytes:
 def fenced(incarnation: Incarnation, successor: str) -> FencedError:
     return FencedError(
         f"{successor} of rank {incarnation.rank} has joined the run at {incarnation.store.uri} "
-        f"and takes its place, so this incarnation (epoch {incarnation.epoch}) stops. If two "
-        "replicas were started with this rank by mistake, give each a rank of its own.",
+        f"and takes its place, so this incarnation (epoch {incarnation.epoch}) stops. A launch "
+        "with resume=True takes a run over that still goes on: it is for one that has ended. If "
+        "two replicas were started with this rank by mistake, give each a rank of its own.",
         incarnation.rank,
         incarnation.epoch,
     )

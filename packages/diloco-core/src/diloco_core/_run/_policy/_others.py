@@ -10,6 +10,7 @@ a beat has not changed. Time in which the observer cannot reach the store does n
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
@@ -31,6 +32,8 @@ from ._ends import give_up
 _LARGEST = 128
 _MOST_BEATS = 64
 _READS_AT_ONCE = 16
+_BY_LAUNCHER = "Its launcher, or 'diloco status', says whether it is started again"
+_BY_HAND = "If nothing starts it again, do that by hand, or end this replica with Ctrl-C"
 
 
 def read_beats(store: Patient, ranks: Iterable[int]) -> list[bytes]:
@@ -309,10 +312,10 @@ class Others:
                 self._said[rank] = now
                 incarnation.say.warning(
                     "%s. Waiting up to %.0f s for it to be started again (%s). If it is not back "
-                    "by then, this run ends. Its launcher, or 'diloco status', says whether it is "
-                    "started again.",
+                    "by then, this run ends. %s.",
                     why,
                     *min((left, "return_within"), (gone.since + most - now, "sync_timeout")),
+                    _BY_LAUNCHER if os.environ.get("DILOCO_BACKEND") else _BY_HAND,
                 )
             return False
         ended = give_up(incarnation, rank, gone.epoch, why, sync, news.lost)
