@@ -1,6 +1,5 @@
 """The wait loop: one question per run and tick, one deadline, nothing ended, the same answers."""
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -420,7 +419,7 @@ def test_a_failure_for_good_is_told_once_while_others_go_on(caplog):
         handle(4): [(0, lost)],
         handle(5): [(0, CANCELLED)],
     }
-    world, warned = World(plan), Counter()
+    world, warned = World(plan), {}
     for _ in range(2):
         world.collect(list(plan), warned=warned)
     ends = (
@@ -443,16 +442,16 @@ def test_the_failure_that_came_first_is_told_and_not_its_victims(caplog):
         handle(2): [(0, RUNNING), (2.2, first)],
         handle(3): [(0, RUNNING), (9, victim)],
     }
-    World(plan).collect(list(plan), warned=Counter())
+    World(plan).collect(list(plan), warned={})
     (record,) = caplog.records
     assert record.getMessage().startswith("rank 2 (and 1 more) of run 'a' has failed for good: it")
     caplog.clear()
     plan = {handle(0): [(0, RUNNING), (2, failed())], handle(1): [(0, RUNNING), (2.2, victim)]}
-    World(plan).collect(list(plan), warned=Counter())
+    World(plan).collect(list(plan), warned={})
     assert not caplog.records
     plan[handle(1)] = [(0, RUNNING), (60, CANCELLED)]
     plan[handle(0)] = [(0, RUNNING), (2, victim)]
-    World(plan).collect(list(plan), warned=Counter())
+    World(plan).collect(list(plan), warned={})
     assert "rank 0 of run 'a' has failed for good: ReplicaLostError: rank 1" in caplog.text
 
 

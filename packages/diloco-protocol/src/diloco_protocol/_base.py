@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -122,7 +121,7 @@ class BaseExecutor(Journaled):
         self._journal = journal
         self._warned_of = set()
         self._noted = set()
-        self._failures: Counter[ReplicaHandle] = Counter()  # of which collect warns
+        self._failures: dict[ReplicaHandle, int] = {}  # of which collect warns
         self._looks = LookOrder()
         self._backoff = backoff or Backoff(first=0.2, factor=1.5, cap=5.0)
         self._patience = patience

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +39,7 @@ def collect(
     timeout: float | None,
     backoff: Backoff,
     progress: Progress | None = None,
-    warned: Counter[ReplicaHandle] | None = None,
+    warned: dict[ReplicaHandle, int] | None = None,
 ) -> list[ReplicaResult]:
     """Wait until all replicas are terminal or the time is up.
 
@@ -59,8 +58,8 @@ def collect(
         backoff: Delays between ticks, with clock and sleep.
         progress: Called after every tick with the statuses known so far.
         warned: How often a failed replica was seen while others went on; at the second time there
-            is a warning. It is counted on. None: no replica goes on after the failure of another,
-            so there is nothing to warn of.
+            is a warning. It is brought up to date. None: no replica goes on after the failure of
+            another, so there is nothing to warn of.
 
     Returns:
         One result per handle, in the given order. A replica without a record is failed with reason
@@ -187,7 +186,7 @@ def _look(
 def _warn_of_failure(
     ranks: Sequence[ReplicaHandle],
     known: Mapping[ReplicaHandle, ReplicaStatus],
-    warned: Counter[ReplicaHandle],
+    warned: dict[ReplicaHandle, int],
 ) -> None:
     """Log which replicas of a run have failed for good while others go on, once for each.
 
@@ -204,11 +203,12 @@ def _warn_of_failure(
         and known[handle].reason is not Reason.LOST
     ]
     failed = [handle for handle in failed if _VICTIM not in known[handle].message] or failed
-    warned.update(failed)
-    new = [handle for handle in failed if warned[handle] == 2]
+    looks = {handle: warned.get(handle, 0) + 1 for handle in failed}
+    warned.update(looks)
+    new = [handle for handle, number in looks.items() if number == 2]
     if not new:
         return
-    new.sort(key=lambda handle: known[handle].finished_at or 0.0)
+    new.sort(key=lambda handle: known[handle].finished_at or float("inf"))
     first, status = new[0], known[new[0]]
     others = f" (and {len(new) - 1} more)" if len(new) > 1 else ""
     attempts = f" after {status.attempt} attempts" if status.attempt > 1 else ""
