@@ -290,8 +290,8 @@ def _show(screen: Screen, facts: dict[str, Any], now: float) -> None:
     screen.line(f"{facts['uri']}: {run}{states}, sync {facts['sync']}")
     screen.lines(table(COLUMNS, rows, now, screen.width))
     journal = facts["journal"] or {"ends": (), "disproved": (), "skipped": 0, "left_out": 0}
-    others = [row for row in rows if row["rank"] not in [end["rank"] for end in journal["ends"]]]
-    screen.lines([Cell(text)] for text in _facts.said(others))
+    ended = {end["rank"] for end in journal["ends"]}
+    screen.lines([Cell(text)] for text in _facts.said(r for r in rows if r["rank"] not in ended))
     if facts["silent"]:
         screen.line(f"silent so far: {ranks_in_words(facts['silent'])}")
     for note in unread(facts):
