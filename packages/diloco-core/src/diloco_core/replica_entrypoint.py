@@ -160,7 +160,7 @@ def _call(
         if isinstance(error, TypeError) and str(error).startswith(_OWN_CALLS):
             refusal = ConfigurationError(str(error))  # it would come again
             exchange.abort(refusal)
-            raise refusal from error
+            raise refusal.with_traceback(error.__traceback__) from None
         exchange.abort(error)
         _leave_out_own_frames(error)
         raise
