@@ -144,6 +144,7 @@ def test_a_run_and_an_export_go_back_before_a_damaged_update(stopped, tmp_path):
     assert identical(ends)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("membership", [{}, {"min_replicas": 2, "grace": 2.0}])
 def test_a_damaged_update_is_written_again(membership, tmp_path, monkeypatch):
     """A replica that finds an update damaged adds nothing, and asks its owner to write it again."""

@@ -218,6 +218,7 @@ def test_a_record_that_nobody_has_read_is_written_again_by_its_author(topology):
     assert store.objects[key] == store.decided[key]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("coding", [{}, {"state_codec": "e2m1", "full_state_every": 3}])
 @pytest.mark.parametrize("members", [2, 3])
 def test_values_that_are_damaged_before_others_adopt_them(members, coding):

@@ -57,6 +57,7 @@ def test_the_author_of_a_contribution_does_what_the_others_cannot(settings, says
     assert says in caplog.text or is_unread
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("apart", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("settings", [SHARDED, GATHER], ids=["sharded", "gather"])
 def test_where_the_author_has_died_the_others_name_it_soon(settings, apart):

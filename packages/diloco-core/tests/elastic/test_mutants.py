@@ -257,6 +257,7 @@ def test_a_broken_rule_of_learning_rates_is_caught(mutate):
 FIXED = {record_before_payload: 2, no_replay: 3, done_before_the_shards: 1}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mutate", FIXED, ids=lambda mutate: mutate.__name__)
 def test_a_broken_rule_is_caught_in_a_fixed_run(mutate):
     assert_caught(partial(wrong, fixed=True), mutate, first=FIXED[mutate])

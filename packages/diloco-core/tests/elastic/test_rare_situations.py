@@ -221,7 +221,7 @@ def test_newest_states_that_lie_far_apart():
         flawless(training, schedule, settings)
 
 
-@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [8, pytest.param(1, marks=pytest.mark.slow)])
 def test_gather_leaving_while_others_collect_what_was_just_published(step):
     for operation in range(60, 125, step):
         short = SimulatedTraining(syncs=3, sizes=(40,))

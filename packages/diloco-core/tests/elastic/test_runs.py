@@ -20,6 +20,7 @@ from diloco_core import Elastic, StoreUnavailableError
 
 
 class TestMembership:
+    @pytest.mark.sampled
     @pytest.mark.parametrize("topology", ["sharded", "gather"])
     def test_an_outage_of_the_store_counts_towards_nobodys_grace(self, topology):
         def train(node, begins):

@@ -28,10 +28,11 @@ def test_no_shard_is_larger_than_the_limit(size, shards, tmp_path):
     folder.leave()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_with_several_shards_for_every_replica_whatever_goes_wrong(topology, monkeypatch):
     monkeypatch.setattr(f"{_SIZES}.SHARD_BYTES", 128)
-    for number in range(12):
+    for number in range(8):
         chance = random.Random(number)
         faults = [
             Fault(

@@ -333,7 +333,7 @@ class TestWhileItRuns:
         assert len(setup) == 32
         assert check_metrics(setup) == setup
 
-    @pytest.mark.parametrize("replicas", [40, 300])
+    @pytest.mark.parametrize("replicas", [40, pytest.param(300, marks=pytest.mark.slow)])
     def test_many_replicas_send_as_few_together(self, replicas):
         """A sync every two minutes of each; the beginning, in which all write at once, apart."""
         sent = Counting()

@@ -252,6 +252,7 @@ def test_a_newest_state_of_which_something_is_gone_is_named(lab, run, model, cap
     assert not caplog.text, "it is what was asked for"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 def test_where_nothing_is_whole_the_error_says_what_is_missing(lab, run, model, kind):
     history(lab, run, kind)

@@ -55,6 +55,7 @@ def test_instead_of_a_shard_of_other_values_an_older_state_is_taken(lab, run, mo
     assert export(run, model) < 6
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("topology", ["fixed", "sharded", "gather"])
 def test_a_state_of_another_run_is_no_state_of_this_one(
     lab, tmp_path, run, model, topology, caplog

@@ -215,6 +215,7 @@ def test_a_manifest_that_promises_too_much_takes_no_memory(lab, run, model, no_p
         export(run, model)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["fixed", "sharded"])
 @pytest.mark.parametrize("harm", ["torn", "not JSON", "gone", "damaged, and the copy gone"])
 def test_without_a_manifest_the_error_says_what_to_do(lab, run, model, no_pause, kind, harm):
@@ -233,6 +234,7 @@ def test_without_a_manifest_the_error_says_what_to_do(lab, run, model, no_pause,
         export(run, model)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["fixed", "sharded"])
 @pytest.mark.parametrize("harm", ["torn", "gone"])
 @pytest.mark.parametrize("syncs", [0, 3])

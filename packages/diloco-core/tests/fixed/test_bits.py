@@ -126,6 +126,7 @@ def check(harming, ended, kind, when, step):
             assert identical([*results, *wanted])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("step", [None, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("when", ["written", "read"])
 @pytest.mark.parametrize("kind", KINDS)

@@ -56,6 +56,7 @@ def inodes(folder):
     return {stat.st_ino for stat in stats if stat.st_size >= LARGE}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_after_a_few_syncs_no_file_is_new(ranks, tmp_path):
     """Contributions of ranks differ a little in size, as the shards that are left out do."""

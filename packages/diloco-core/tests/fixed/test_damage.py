@@ -41,6 +41,7 @@ class Leaving(Means):
         return super().train(exchange, 1 if exchange.rank else until)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("harm", ["cut", "empty"])
 def test_a_contribution_that_was_cut_short_is_written_again(harming, harm, caplog):
     store = harming(keys_lab.of("contribution", sync=3, rank=1), HARMS[harm], 1)

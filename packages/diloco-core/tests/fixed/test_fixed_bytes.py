@@ -75,6 +75,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_they_are_those_of_threads(name, ranks, exchanges, tmp_path):
@@ -86,6 +87,7 @@ def test_they_are_those_of_threads(name, ranks, exchanges, tmp_path):
         assert identical(stored)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "name", ["plain", "weighed", "feedback", "own buffers", "Adam", "mixed", "encoded state"]
 )

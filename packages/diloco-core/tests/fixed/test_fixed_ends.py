@@ -137,6 +137,7 @@ def test_where_ends_are_passed_over_a_rank_that_meets_one_may_be_started_again()
     assert outcome.seconds < 60
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("operation", [30, 34, 50, 56, 60])
 def test_the_limit_of_a_sync_ends_the_run_too(operation, caplog):
     """``sync_timeout`` (600 s here) bounds ``return_within``, for contributions as for shards."""

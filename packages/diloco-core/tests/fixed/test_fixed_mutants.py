@@ -113,6 +113,7 @@ def test_it_is_caught(mutant, first):
     assert_caught(lambda seed: random_run(seed, KINDS), mutant, first=first, runs=MOST)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("mutant", "first"), [(records_are_put, 5), (ends_are_put, 5), (nobody_obeys_an_end, 1)]
 )
@@ -176,6 +177,7 @@ MEETINGS = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("mutants", "seed"), MEETINGS)
 def test_a_meeting_without_rules_is_caught(mutants, seed, monkeypatch):
     assert launches_that_hang(seed) == []

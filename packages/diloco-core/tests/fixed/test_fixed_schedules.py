@@ -82,6 +82,7 @@ def _check(schedule, options):
     assert [what for what in found if not any(part in what for part in by_rule)] == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", [57, 93, 256, 504, 578])
 def test_an_incarnation_that_was_replaced_while_it_hung_is_told_so(seed):
     """It is fenced: it waits for nothing that is never published, and asks for no new start."""
@@ -113,7 +114,7 @@ def test_a_run_that_ends_and_is_resumed(seeds):
 
 
 @given(_runs())
-@settings(max_examples=25, deadline=None, suppress_health_check=_QUIET)
+@settings(max_examples=12, deadline=None, suppress_health_check=_QUIET)
 def test_schedules(run):
     _check(*run)
 
@@ -125,6 +126,7 @@ def test_many_schedules(run):
     _check(*run)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "operation", [pytest.param(n, marks=[] if n % 2 else pytest.mark.slow) for n in range(1, 36)]
 )

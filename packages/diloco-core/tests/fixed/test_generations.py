@@ -89,6 +89,7 @@ def test_of_two_processes_of_a_rank_only_one_takes_part(rank, gap):
         assert isinstance(result, (dict, RunExistsError, RendezvousTimeoutError)), result
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("gap", [0.0, 0.05, 0.4, 2.0])
 def test_of_two_launches_that_resume_one_goes_on(gap):
     run = Generations(2)

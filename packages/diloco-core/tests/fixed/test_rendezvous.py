@@ -75,6 +75,7 @@ def test_another_world_size_is_refused(lab, tmp_path, exchanges_in):
     assert all("world_size" in str(result) for result in results)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("starts", [(0.0, 0.0), (0.0, 5.0), (5.0, 0.0)])
 def test_after_a_refusal_they_can_be_started_again(starts):
     class Unequal(Run):

@@ -231,6 +231,7 @@ def survives(run, fragments, at_least):
     return steps
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("fragments", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_of_a_run_that_ended_in_order(make, fragments):
     run, syncs = make(2, fragments), 3 * fragments
@@ -242,6 +243,7 @@ def test_of_a_run_that_ended_in_order(make, fragments):
     assert survives(run, fragments, syncs + 1) <= set(range(syncs + 1 - fragments, syncs + 2))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("fragments", [1, 2])
 @pytest.mark.parametrize(
     "operation",

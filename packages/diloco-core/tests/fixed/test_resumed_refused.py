@@ -131,6 +131,7 @@ def test_another_world_size_is_refused(stopped):
     refused(stopped, MismatchError, "begun with world_size=2, but rank . was given world_size=3")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("what", ["shape", "dtype", "name", "frozen"])
 def test_another_model_is_refused(stopped, what, monkeypatch):
     def net(_):

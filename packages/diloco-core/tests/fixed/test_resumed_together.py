@@ -78,6 +78,7 @@ def test_what_a_dead_process_has_agreed_to_counts_for_nothing_later(run, caplog)
     as_undisturbed([results[0], *results[3:]], Run(3).live(), caplog)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("gap", [0.0, 0.2, 1.0])
 def test_of_two_processes_of_a_rank_the_later_one_goes_on(gap, caplog):
     run = Run(2)

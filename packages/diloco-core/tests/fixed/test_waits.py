@@ -139,6 +139,7 @@ def test_who_wakes_up_past_the_deadline_takes_what_has_arrived(new_store):
     assert len(stood_still) == 2
 
 
+@pytest.mark.sampled
 def test_the_log_says_once_a_minute_who_has_not_come(tmp_path, caplog, exchanges_in):
     (exchange,) = exchanges_in(tmp_path, 3, ranks=[0], join_timeout=200.0)
     with pytest.raises(RendezvousTimeoutError):
@@ -194,6 +195,7 @@ def test_a_short_outage_is_waited_out_and_nobody_is_lost(new_store, start):
     assert ended > start + 0.9 * SHORT["sync_timeout"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("start", [60.0, 250.0])
 def test_a_long_outage_is_an_error_of_the_store(new_store, start):
     results, ended = train(new_store, start, 3 * SHORT["sync_timeout"])

@@ -30,6 +30,7 @@ def incarnation(lab, exchange, until, **options):
     return began, [buffer.clone() for buffer in net.buffers()]
 
 
+@pytest.mark.sampled
 @KINDS
 @pytest.mark.parametrize("policy", ["none", "mean"])
 def test_buffers_that_were_never_saved_are_spoken_of(lab, tmp_path, caplog, kind, policy):

@@ -220,6 +220,7 @@ DIFFERENT = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["threads", "store"])
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_replicas_that_differ_refuse_each_other(kind, name):

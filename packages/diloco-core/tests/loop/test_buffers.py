@@ -289,6 +289,7 @@ class TestWhatIsNotFinite:
         for (found,) in synced(lab, kind, [[start]] * 2, later=[[seen], [start]]):
             assert found.tolist() == [-INF, -INF]
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("policy", ["mean", "rank0"])
     @pytest.mark.parametrize("kind", KINDS)
     def test_a_nan_that_is_new_is_refused_before_it_is_sent(self, lab, kind, policy):
@@ -346,6 +347,7 @@ class TestDtypes:
         for found in synced(lab, kind, first, "rank0", later=second):
             assert all(same_bytes(a, b) for a, b in zip(found, second[0], strict=True))
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.is_floating_point])
     def test_every_floating_point_dtype_has_a_mean(self, lab, dtype):
         later = [[torch.tensor([2.0, 1.0 + 2 * rank]).to(dtype)] for rank in range(2)]

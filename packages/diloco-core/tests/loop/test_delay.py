@@ -45,7 +45,6 @@ def grid(draw):
     }
 
 
-@settings(max_examples=60)
 @given(
     grid(),
     st.sampled_from(["threads", "store", "sharded", "gather", "manager"]),

@@ -88,13 +88,13 @@ def one_thread():
 FED = {"codec": "e2m1", "error_feedback": True}
 CASES = [
     ({}, 20, THRESHOLD),
-    ({"codec": "int8", "state_codec": "int8"}, 20, THRESHOLD),
     ({**FED, "delay": 2}, 20, THRESHOLD),
+]
+SLOW_CASES = [
+    ({"codec": "int8", "state_codec": "int8"}, 20, THRESHOLD),
     # As SparseLoCo uses them. They need more rounds than momentum does; the mean over all replicas
     # comes to 1.5 in 30.
     ({"codec": "topk128", **AVERAGING}, 30, 0.95),
-]
-SLOW_CASES = [
     ({"fragments": 2}, 30, THRESHOLD),
     (FED, 20, THRESHOLD),
     *(({"codec": name}, 20, THRESHOLD) for name in ("fp32", "bf16", "fp16", "int8", "e2m1")),

@@ -62,6 +62,7 @@ class TestSkippedSteps:
         elif fragments == 1:
             assert committed == whole + bool(rest)
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize(
         ("fragments", "flush", "syncs"),
         [(1, "partial", 1), (1, "none", 1), (2, "partial", 3), (2, "none", 2)],
@@ -111,6 +112,7 @@ def test_nothing_stays_behind_in_the_store(lab, tmp_path):
 
 
 class TestWithoutAFlush:
+    @pytest.mark.sampled
     @pytest.mark.parametrize("kind", ["threads", "store"])
     @pytest.mark.parametrize("fragments", [1, 2])
     @pytest.mark.parametrize("steps", [3, 7])

@@ -64,6 +64,7 @@ def ended(*arguments, **options):
     assert caught.value.code == 143
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("at", range(STEPS))
 def test_with_a_sync_under_way_nothing_that_it_counts_is_learned_twice(tmp_path, at):
     """Whether or not the sync had been adopted when the replica ended."""

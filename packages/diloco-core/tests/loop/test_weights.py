@@ -110,6 +110,7 @@ def test_equal_weights_give_the_bytes_of_the_plain_mean(kind):
     assert all(torch.equal(values, plain[0]) for values in (*plain, *weighed))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("delay", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_and_steps_belong_to_what_is_sent(kind, delay):
@@ -125,6 +126,7 @@ def test_tokens_and_steps_belong_to_what_is_sent(kind, delay):
             assert near(report.weights, [Fraction(w, sum(weights)) for w in weights])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 @pytest.mark.parametrize("weight", ["steps", "tokens"])
 def test_a_carried_contribution_weighs_as_much_as_it_covers(weight, topology):

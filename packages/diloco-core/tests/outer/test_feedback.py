@@ -71,6 +71,7 @@ def test_it_is_as_in_the_formulas(kind, delay, alpha):
     assert torch.allclose(found, wanted(delay, alpha, 0.75), rtol=0, atol=1e-5)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("stop", "delay"), [(1, 0), (4, 0), (4, 1)])
 def test_a_loaded_state_goes_on_with_its_residual(lab, stop, delay):
     experiment = Experiment(lab, **FED, delay=delay)

@@ -126,6 +126,7 @@ MADE = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", MADE)
 def test_any_element_wise_optimizer_may_have_groups(name):
     """NAdam keeps numbers that depend on the group's settings; SGD without momentum keeps none."""

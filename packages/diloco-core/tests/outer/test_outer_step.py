@@ -87,6 +87,7 @@ def ours(name, shapes, steps):
     return replica
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 @settings(deadline=None, max_examples=5)
 @given(

@@ -229,6 +229,7 @@ def test_records(tmp_path, kind):
     assert counted[1] == pytest.approx(plan[1], rel=0.12)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "options",

@@ -80,6 +80,7 @@ def test_it_returns_what_the_first_process_returns(tmp_path):
     assert "[process0]:" in done.stderr, "the log has the number of the process in front"
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_it_fails_as_the_first_process_that_fails(tmp_path):
     done = started(tmp_path, FAILING)

@@ -1,6 +1,7 @@
 """S3 servers on loopback ports, and the environment that points the drivers at them."""
 
 import contextlib
+import functools
 import importlib.util
 import itertools
 import resource
@@ -10,6 +11,7 @@ from pathlib import Path
 import boto3
 import fsspec
 import pytest
+from botocore.loaders import JSONFileLoader
 from moto.s3.responses import S3Response
 from moto.server import ThreadedMotoServer
 from training_lab import PATIENCE
@@ -48,6 +50,15 @@ def environment(url):
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_reading_of_tables():
+    """Let botocore read its megabytes of JSON once, and not for every store that s3fs opens."""
+    read = functools.cache(JSONFileLoader().load_file)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JSONFileLoader, "load_file", staticmethod(read))
+        yield
 
 
 @pytest.fixture(scope="session")

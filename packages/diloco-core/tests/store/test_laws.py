@@ -107,6 +107,7 @@ def test_one_of_many_racing_creates_wins(any_store):
         assert any_store.get(key) == bytes([won.index(True)]) * size
 
 
+@pytest.mark.sampled
 def test_a_large_object_is_created_once(any_store):
     data = pattern(2 * PART_BYTES + 5)
     parts = (data[start : start + 10**6] for start in range(0, len(data), 10**6))
@@ -210,6 +211,7 @@ def test_a_closed_store_may_still_be_used(any_store):
             assert bytes(buffer) == pattern(300_000)[-1:]
 
 
+@pytest.mark.sampled
 def test_what_is_larger_than_a_record_is_refused_by_its_size(any_store):
     any_store.put("k", [bytes(PART_BYTES)] * 2)
     assert len(any_store.get("k")) == 2 * PART_BYTES

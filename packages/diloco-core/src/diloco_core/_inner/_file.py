@@ -213,7 +213,13 @@ def pack(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
     if isinstance(value, (list, tuple)):
         kind = "tuple" if isinstance(value, tuple) else "list"
         return {
-            kind: [pack(item, tensors, f"{where}[{number}]") for number, item in enumerate(value)]
+            kind: [
+                # The states of random generators have more than a thousand small integers.
+                item
+                if type(item) is int and item.bit_length() <= _DECIMAL_BITS
+                else pack(item, tensors, f"{where}[{number}]")
+                for number, item in enumerate(value)
+            ]
         }
     if isinstance(value, dict):
         return {

@@ -120,6 +120,7 @@ def test_a_part_that_cannot_be_made_again_is_gone_back_from(caplog):
     assert all("needs it" in what for what in wrong)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("how", ["gone", "damaged"])
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_where_nothing_is_whole_no_collected_object_is_blamed(topology, how, caplog):
@@ -161,6 +162,7 @@ def test_newest_whole_goes_on_and_names_what_is_given_up(stopped, caplog):
     assert _outer_steps(store) == _last(store) - 1 - len(rollback.given_up) >= 12
 
 
+@pytest.mark.sampled
 def test_a_joiner_and_a_later_resume_follow_it(stopped):
     _, training, store, _ = _resume(stopped, "newest-whole")
     for resume in (False, True, "newest-whole"):
@@ -179,6 +181,7 @@ def test_a_crash_in_the_middle_of_it(stopped, first):
         assert rollbacks_in(store)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("first", [5, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seconds", [4.0, 60.0])
 def test_an_incarnation_that_sleeps_meanwhile_changes_nothing(stopped, seconds, first):
@@ -214,6 +217,7 @@ def test_what_rots_after_it_is_made_again_as_before(stopped, more, caplog):
     )
 
 
+@pytest.mark.sampled
 def test_a_damaged_record_of_it_does_not_end_the_run(stopped):
     """It can be read nowhere else, so another one takes its place."""
     _, training, store, _ = _resume(stopped, "newest-whole", syncs=0)

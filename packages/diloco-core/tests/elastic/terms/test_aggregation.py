@@ -80,6 +80,7 @@ def wrong_sparse(number, topology, name):
     return violations(outcome, training)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("number", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 @pytest.mark.parametrize(
     ("topology", "name"),
@@ -102,6 +103,7 @@ def what_was_not_learned(monkeypatch):
     monkeypatch.setattr(Fragment, "_contribution", lambda *given: learned(*given).mul_(2))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 @pytest.mark.parametrize("mutate", [the_mean_of_all, what_was_not_learned])
 def test_a_wrong_variant_is_caught(topology, mutate, monkeypatch):

@@ -18,6 +18,7 @@ def fates(training, rank=1, incarnation=1):
     return [report.contribution for report in training.reports[rank, incarnation]]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize(("late", "fate"), [("carry", "carried"), ("drop", "dropped")])
 def test_who_is_late_keeps_its_progress_or_drops_it(late, fate, alpha):

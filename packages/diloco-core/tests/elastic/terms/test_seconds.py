@@ -92,6 +92,7 @@ def test_a_joiner_comes_into_step_at_the_next_record():
     assert max(spread(store)[2:]) < 3.0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("delay", "retention"), [(0, 20), (2, 20), (0, 1)])
 def test_a_replica_that_sleeps_for_ten_windows_wakes_and_goes_on(delay, retention):
     elastic = Elastic(2, grace=5.0, topology="sharded", retention=retention)

@@ -17,6 +17,7 @@ _WRITE_OFTEN = """
 import sys
 from diloco_core._store._open import open_store
 store, value = open_store(sys.argv[1]), 0
+print("writing", flush=True)
 while True:
     value = (value + 1) % 256
     store.put("k", [bytes([value]) * 70_000, bytes([value]) * 70_000])
@@ -30,9 +31,11 @@ def files(folder):
 @pytest.mark.processes
 def test_a_reader_in_another_process_never_sees_a_torn_object(store, run):
     store.put("k", [bytes(140_000)])
-    writer = subprocess.Popen([sys.executable, "-c", _WRITE_OFTEN, str(run)])
+    command = [sys.executable, "-c", _WRITE_OFTEN, str(run)]
+    writer = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:
         seen = set()
+        assert writer.stdout.readline() == b"writing\n"
         while len(seen) < 50 and writer.poll() is None:
             data = store.get("k")
             assert len(data) == 140_000
@@ -40,7 +43,7 @@ def test_a_reader_in_another_process_never_sees_a_torn_object(store, run):
             seen.add(data[0])
     finally:
         writer.kill()
-        writer.wait()
+        writer.communicate()
     assert len(seen) == 50
     assert list(store.list("")) == ["k"]
 

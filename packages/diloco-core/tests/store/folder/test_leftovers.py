@@ -74,6 +74,7 @@ def spare(tmp_path):
     store.close()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("act", ["open", "collect"])
 def test_only_what_the_killed_leave_goes(tmp_path, worker, act):
     store = open_store(str(tmp_path))
