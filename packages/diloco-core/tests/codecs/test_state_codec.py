@@ -20,7 +20,6 @@ from diloco_core import (
     NonFiniteUpdateError,
     export,
     in_process,
-    plan_exchange,
 )
 
 INT8 = {"state_codec": "int8", "full_state_every": 3}
@@ -216,17 +215,3 @@ def test_what_does_not_fit_is_refused(tmp_path):
     told = "cannot be used with topology='gather'.*use topology='sharded'"
     refused(told, elastic, state_codec="int8")
     assert not (tmp_path / "run").exists() or not any((tmp_path / "run").iterdir())
-
-
-@pytest.mark.parametrize(
-    ("replicas", "fixed", "share"), [(4, True, 0.288), (8, True, 0.270), (4, False, 0.284)]
-)
-def test_both_codecs_move_little_more_than_a_quarter(replicas, fixed, share):
-    """Of what a sync moves without them, in both directions."""
-
-    def moved(**options):
-        plan = plan_exchange(1e8, replicas, 1e9, fixed=fixed, topology="sharded", **options)
-        return plan.bytes_sent + plan.bytes_received
-
-    both = {"codec": "int8", "state_codec": "int8"}
-    assert moved(**both) / moved() == pytest.approx(share, abs=0.002)

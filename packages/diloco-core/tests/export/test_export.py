@@ -105,19 +105,6 @@ def test_a_strict_run_that_went_on_from_a_saved_state(lab, tmp_path, model, frag
             assert saved[0][1]["committed"] % 2 == 1, "the next fragment is not the first of two"
 
 
-def test_a_strict_run_that_ended_in_the_middle_of_a_sync(lab, tmp_path, run, model):
-    """Its newest state is incomplete: the one before is."""
-    lab.train(lambda rank: lab.small_model(), lab.store_exchanges(tmp_path, 2))
-    whole = sorted((run / "state").iterdir())[-1]
-    assert export(run, model) > 0
-    expected = load_file(model)
-    begun = run / "state" / f"{int(whole.name) + 1:08}"
-    begun.mkdir()
-    (begun / "00000.safetensors").write_bytes(b"whatever")
-    export(run, model)
-    assert identical([load_file(model), expected])
-
-
 def test_a_store_without_a_model_is_named(tmp_path, model):
     for uri in (f"{tmp_path}/typo", f"memory://{tmp_path}/typo"):
         with pytest.raises(RendezvousError, match=r"typo holds no run"):

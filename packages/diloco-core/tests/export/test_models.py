@@ -234,22 +234,6 @@ def test_without_a_manifest_the_error_says_what_to_do(lab, run, model, no_pause,
         export(run, model)
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("kind", ["fixed", "sharded"])
-@pytest.mark.parametrize("harm", ["torn", "gone"])
-@pytest.mark.parametrize("syncs", [0, 3])
-def test_without_the_manifest_its_copy_is_enough(
-    lab, run, model, no_pause, caplog, kind, harm, syncs
-):
-    trained(lab, run, kind, Adapted, syncs=syncs)
-    export(run, model)
-    expected, manifest = load_file(model), run / "manifest.json"
-    manifest.unlink() if harm == "gone" else manifest.write_text(manifest.read_text()[:90])
-    assert export(run, model) == syncs
-    assert "Its copy manifest.copy.json is whole and is used instead" in caplog.text
-    assert lab.identical([load_file(model), expected])
-
-
 def test_padding_is_covered_too(lab, run, model, no_pause):
     """Three truth values are followed by five bytes that nobody needs: changes show there, too."""
 

@@ -100,12 +100,6 @@ def test_a_second_run_on_the_same_prefix_is_refused(new_store):
     assert run.store.objects == before
 
 
-def test_two_launches_on_the_same_prefix_are_told_apart(lab, tmp_path, exchanges_in):
-    assert lab.run(mean, exchanges_in(tmp_path, 1, run_id="monday"))
-    results = run_replicas(mean, exchanges_in(tmp_path, 1, run_id="tuesday"))
-    assert lab.kinds(results) == [RunExistsError]
-
-
 def test_of_two_launches_at_the_same_time_one_is_refused(new_store):
     class Launches(Means):
         def exchange(self, connection, scheduler, limits, resume):

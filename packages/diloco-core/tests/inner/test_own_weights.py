@@ -96,23 +96,6 @@ def together(make, **options):
     return run_replicas(lambda exchange: train(exchange, make, **options), in_process(2))
 
 
-SOUND = {
-    "SGD with momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
-    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.02),
-    "ASGD": lambda p: torch.optim.ASGD(p, lr=0.05),
-    "Rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
-    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05),
-    "weights of the start": lambda p: FromTheStart(p, lr=0.05),
-    "nothing moves": lambda p: FromTheStart(p, lr=0.0),
-    "last weights": lambda p: KeepsLast(p, lr=0.01),
-    "float8": holds(lambda p: p.to(torch.float8_e4m3fn)),
-    "complex": holds(lambda p: p.to(torch.complex64)),
-    "whole numbers": holds(lambda p: p.to(torch.int64)),
-    "a subclass": holds(lambda p: p.double().as_subclass(Stubborn)),
-    "not contiguous": holds(lambda p: p.double().unsqueeze(-1).repeat(*[1] * p.dim(), 2)[..., 0]),
-}
-
-
 def parameters_of(optimizer):
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
@@ -219,6 +202,28 @@ class OwnAdam(torch.optim.AdamW):
     """As somebody's own: torch's are not tried out."""
 
 
+SOUND = {
+    "SGD with momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.02),
+    "ASGD": lambda p: torch.optim.ASGD(p, lr=0.05),
+    "Rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05),
+    "weights of the start": lambda p: FromTheStart(p, lr=0.05),
+    "nothing moves": lambda p: FromTheStart(p, lr=0.0),
+    "last weights": lambda p: KeepsLast(p, lr=0.01),
+    "float8": holds(lambda p: p.to(torch.float8_e4m3fn)),
+    "complex": holds(lambda p: p.to(torch.complex64)),
+    "whole numbers": holds(lambda p: p.to(torch.int64)),
+    "a subclass": holds(lambda p: p.double().as_subclass(Stubborn)),
+    "not contiguous": holds(lambda p: p.double().unsqueeze(-1).repeat(*[1] * p.dim(), 2)[..., 0]),
+    "what never changes": lambda p: Anchored(p, lr=0.01),
+    "a momentum": KeepsMomentum,
+    "weights at a limit": lambda p: Clamped(p, lr=1e-3, momentum=0.5),
+    "own Adam": lambda p: OwnAdam(p, lr=0.01, weight_decay=0.1),
+    "AMSGrad": lambda p: OwnAdam(p, lr=0.01, weight_decay=0.1, amsgrad=True, foreach=True),
+    "fused": lambda p: OwnAdam(p, lr=0.01, weight_decay=0.1, fused=True),
+}
+
 OWN = {
     "schedule-free": (ScheduleFree, "z"),
     "Lookahead": (lambda p: Lookahead(torch.optim.SGD(p, lr=0.05, momentum=0.9)), "slow"),
@@ -292,28 +297,6 @@ class Clamped(torch.optim.SGD):
 )
 def test_it_is_named_if_it_writes_them_back_late_or_makes_them_anew(make, said):
     assert any(said in str(result) for result in together(make, steps=21))
-
-
-def own_adam(**options):
-    return lambda p: OwnAdam(p, lr=0.01, weight_decay=0.1, **options)
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda p: Anchored(p, lr=0.01),
-        KeepsMomentum,
-        lambda p: Clamped(p, lr=1e-3, momentum=0.5),
-        own_adam(),
-        own_adam(amsgrad=True, foreach=True),
-        own_adam(fused=True),
-    ],
-    ids=["what never changes", "a momentum", "weights at a limit", "Adam", "AMSGrad", "fused"],
-)
-def test_others_are_let_alone(make):
-    for outer in together(make, steps=40):
-        assert outer.committed == 2
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from delay_lab import INNER, OUTER, by_the_formulas, train
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from loop_lab import at_once, exchanges, live, loop
 from torch import nn

@@ -144,10 +144,7 @@ class TestSecrets:
         [
             f"sftpx://me:{SECRET}@host/run",
             f"sftp://me:{quote(SECRET, safe='')}@host/run",
-            f"obstore+gs://me:{SECRET}@bucket/run",
             f"file://me:{SECRET}@host/run",
-            f"obstore+s3://key:{SECRET}@bucket/run",
-            f"fsspec+s3://key:{SECRET}@bucket/run",
             f"zip://run::file:///nowhere?password={SECRET}",
             f"zip://run::ftp://me:{SECRET}@127.0.0.1:1/nowhere",
             f"zip://run::ftp://me:{quote(SECRET, safe='')}@127.0.0.1:1/nowhere",

@@ -23,7 +23,6 @@ class TestBadUris:
             ("sftpx://host/run", r"unknown scheme 'sftpx'[^!]*s3://"),
             ("file://runs/a", "three slashes"),
             ("obstore+gs://bucket/run", r"write 'gs://bucket/run'"),
-            ("obstore+s3:///run", "names no bucket"),
         ],
     )
     def test_are_refused(self, uri, told):

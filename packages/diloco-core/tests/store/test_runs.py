@@ -5,11 +5,9 @@ import threading
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from training_lab import fill, identical, train, until
-from training_lab import run as run_all
+from training_lab import fill, identical, train
 
-from diloco_core import ConfigurationError, Elastic, ObjectStoreAllReduce, StoreExchange, export
+from diloco_core import ConfigurationError, Elastic, ObjectStoreAllReduce, StoreExchange
 from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 
@@ -81,37 +79,3 @@ def test_a_fragment_that_no_object_could_hold_is_refused(s3, tmp_path):
         assert exchange.shards(forty_billion // 4) >= 8
     for near in (str(tmp_path), "memory://large/run"):
         assert StoreExchange(open_store(near), 0, 8).shards(forty_billion) >= 8
-
-
-def model(rank):
-    """With a buffer of each kind, of which rank 0's values are taken."""
-    made = fill(torch.nn.Linear(60, 60))
-    made.register_buffer("scale", torch.ones(500) + rank)
-    made.register_buffer("counter", torch.full((500,), rank))
-    return made
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("topology", ["sharded", "gather"])
-def test_several_shards_of_every_member(
-    small_s3, small_s3_drivers, remote, tmp_path, monkeypatch, topology
-):
-    """They are uploaded at the same time, and a run can be gone on with."""
-    monkeypatch.setattr("diloco_core._arithmetic._layout.SHARD_BYTES", 1024)
-
-    def hold(stores, syncs, resume):
-        every = 2 if topology == "gather" else None
-        elastic = Elastic(REPLICAS, topology=topology, publish_every=every, resume=resume)
-        members = [StoreExchange(store, r, REPLICAS, elastic) for r, store in enumerate(stores)]
-        return run_all(lambda e: until(model, e, syncs, sync_every=1, buffers="rank0"), members)
-
-    for syncs, resume in ((3, False), (5, True)):
-        folders = [open_store(str(tmp_path / "run")) for _ in range(REPLICAS)]
-        expected = hold(folders, syncs, resume)
-        stores = [remote(small_s3_drivers["obstore"]) for _ in range(REPLICAS)]
-        found = hold(stores, syncs, resume)
-        export("obstore+s3://bucket/run", tmp_path / f"{resume}.safetensors")
-        assert identical([*found, *expected, load_file(tmp_path / f"{resume}.safetensors")])
-        assert found[0]["counter"].sum() == 0
-    keys = stores[0].list("state/")
-    assert len({key.split(".")[1] for key in keys if not key.endswith("done.json")}) > 4 * REPLICAS
