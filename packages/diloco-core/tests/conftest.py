@@ -1,4 +1,4 @@
-"""What several test files share is on the path: the modules in ``labs``, and the simulator."""
+"""Put on the path what several test files share: the modules in ``labs``, and the simulator."""
 
 import inspect
 import os
@@ -51,7 +51,7 @@ def empty_memory():
 
 @pytest.fixture
 def environ(tmp_path):
-    """What a launcher tells a replica."""
+    """Return what a launcher tells a replica."""
     return {
         "RENDEZVOUS_URI": str(tmp_path / "run"),
         "REPLICA_RANK": "1",

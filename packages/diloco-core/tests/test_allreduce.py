@@ -28,7 +28,7 @@ def exchanges(kind, world_size, chunk_bytes, tmp_path=None):
 
 
 def means(tensors_of, exchanges):
-    """What each replica holds after a mean, and its report; or its error."""
+    """Return what each replica holds after a mean, and its report; or its error."""
 
     def replica(exchange):
         tensors = tensors_of(exchange.rank)
@@ -72,7 +72,7 @@ def test_any_exchange_is_the_exact_mean_in_rank_order(kind, case):
     columns, chunk_bytes = case
     expected = exact_mean(columns)
     made = exchanges(kind, len(columns), chunk_bytes)
-    for tensors, _ in means(lambda rank: [each.clone() for each in columns[rank]], made):
+    for tensors, _ in means(lambda rank: [column.clone() for column in columns[rank]], made):
         for tensor, wanted in zip(tensors, expected, strict=True):
             assert torch.equal(tensor, wanted)
 
@@ -116,10 +116,10 @@ def test_one_process_of_a_group_says_whose_means_it_takes(tmp_path, monkeypatch)
 
 def test_only_floating_point_has_a_mean():
     reduce = ObjectStoreAllReduce(in_process(1)[0])
-    for tensors, told in (
+    for tensors, text in (
         ([torch.ones(1), torch.ones(1, dtype=torch.int64)], r"number 1 is torch.int64"),
         ([[1.0]], "number 0 is list"),
         ([], "at least one"),
     ):
-        with pytest.raises(ConfigurationError, match=told):
+        with pytest.raises(ConfigurationError, match=text):
             reduce.mean(tensors)

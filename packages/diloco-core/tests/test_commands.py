@@ -72,10 +72,10 @@ class TestPlan:
         planned = plan_exchange(7e9, 16, 1.25e9, codec="int8", fragments=2, fixed=True)
         assert answer.values == asdict(planned)
         assert answer.lines[0] == f"a sync takes {planned.seconds:.3g} s (sharded topology)"
-        told = (
+        text = (
             "telemetry takes at most 1.008e+04 PUT requests of each replica and $0.807 in all a day"
         )
-        assert answer.lines[-1] == f"{told} (connect(telemetry=False): none)"
+        assert answer.lines[-1] == f"{text} (connect(telemetry=False): none)"
 
     def test_a_period(self):
         answer = _commands.plan(params=1e8, replicas=4, period=600.0)

@@ -1,4 +1,4 @@
-"""Who a replica is: arguments win over the environment, and mistakes and gaps are named."""
+"""Test who a replica is: arguments win over the environment, and mistakes and gaps are named."""
 
 import inspect
 
@@ -112,13 +112,13 @@ class TestWorldSize:
 
     def test_it_is_not_taken_for_the_number_of_replicas(self, environ):
         del environ["REPLICA_WORLD_SIZE"]
-        told = "or set REPLICA_WORLD_SIZE. WORLD_SIZE=8 is not taken for it"
-        with pytest.raises(ConfigurationError, match=told):
+        text = "or set REPLICA_WORLD_SIZE. WORLD_SIZE=8 is not taken for it"
+        with pytest.raises(ConfigurationError, match=text):
             connect(environ={**environ, "WORLD_SIZE": "8"})
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "words"),
     [
         ({"RENDEZVOUS_URI": None}, "uri= or set RENDEZVOUS_URI"),
         ({"REPLICA_RANK": None}, "rank="),
@@ -134,9 +134,9 @@ class TestWorldSize:
         ({"RENDEZVOUS_URI": "nfs7://x"}, "unknown scheme 'nfs7'"),
     ],
 )
-def test_what_is_missing_or_impossible_is_named(environ, change, told):
+def test_what_is_missing_or_impossible_is_named(environ, change, words):
     changed = {name: text for name, text in {**environ, **change}.items() if text is not None}
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=words):
         connect(environ=changed)
 
 

@@ -71,8 +71,8 @@ def test_a_second_call_with_other_limits_is_refused(environ):
     defaults = {"lost_after": 90, "chunk_bytes": 2**20, "transfer": Transfer()}
     assert connect(environ=environ, **defaults) is exchange
     for name in LIMITS:
-        told = rf"with {name}=\d+\.0, and cannot also connect with {name}=9"
-        with pytest.raises(ConfigurationError, match=told):
+        text = rf"with {name}=\d+\.0, and cannot also connect with {name}=9"
+        with pytest.raises(ConfigurationError, match=text):
             connect(environ=environ, **{name: 9 if name == "beat_interval" else 99})
     exchange.leave()
 

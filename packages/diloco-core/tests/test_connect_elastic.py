@@ -16,7 +16,7 @@ from diloco_core import (
 
 class TestElastic:
     @pytest.mark.parametrize(
-        ("options", "told"),
+        ("options", "text"),
         [
             ({"min_replicas": 5}, r"must be at most world_size \(4\), not 5: a larger quorum"),
             ({"min_replicas": 2, "grace": 1800.0}, "grace must be less than sync_timeout"),
@@ -36,17 +36,17 @@ class TestElastic:
         ],
     )
     def test_what_is_impossible_is_named_before_anything_is_written(
-        self, environ, tmp_path, options, told
+        self, environ, tmp_path, options, text
     ):
-        with pytest.raises(ConfigurationError, match=told):
+        with pytest.raises(ConfigurationError, match=text):
             connect(environ=environ, **options)
         assert not (tmp_path / "run").exists()
 
     def test_plain_means_are_for_fixed_runs(self, environ):
         place = {"rank": 0, "world_size": 1, "min_replicas": 1}
         reduce = ObjectStoreAllReduce(environ["RENDEZVOUS_URI"], **place)
-        told = "only for a DiLoCo outer loop, not for 'mean'"
-        with reduce, pytest.raises(ConfigurationError, match=told):
+        text = "only for a DiLoCo outer loop, not for 'mean'"
+        with reduce, pytest.raises(ConfigurationError, match=text):
             reduce.mean([torch.ones(2)])
 
     def test_another_launch_is_refused_unless_it_resumes(self, environ, lab):
@@ -62,8 +62,8 @@ class TestElastic:
             return outer.inner_steps
 
         assert train("monday", 3) == 3
-        told = r"to run 'monday', but this replica belongs to run 'tuesday'.*resume=True"
-        with pytest.raises(RunExistsError, match=told):
+        text = r"to run 'monday', but this replica belongs to run 'tuesday'.*resume=True"
+        with pytest.raises(RunExistsError, match=text):
             train("tuesday", 5)
         assert train("tuesday", 5, resume=True) == 5
         assert train("monday", 6) == 6
@@ -73,7 +73,7 @@ class TestTogether:
     """The limits in one Timing, and the settings of elastic membership in one Elastic."""
 
     @pytest.mark.parametrize(
-        ("options", "told"),
+        ("options", "text"),
         [
             (
                 {"elastic": Elastic(1), "grace": 60.0},
@@ -97,8 +97,8 @@ class TestTogether:
             ),
         ],
     )
-    def test_what_is_said_twice_or_is_something_else_is_refused(self, tmp_path, options, told):
-        with pytest.raises(ConfigurationError, match=told):
+    def test_what_is_said_twice_or_is_something_else_is_refused(self, tmp_path, options, text):
+        with pytest.raises(ConfigurationError, match=text):
             connect(tmp_path / "run", rank=0, world_size=2, **options)
         assert not (tmp_path / "run").exists()
 
@@ -131,7 +131,7 @@ def test_signs_of_life_may_be_rare(tmp_path):
 def test_limits_of_fixed_runs_are_refused_in_either_form(tmp_path, limit):
     for options in (limit, {"timing": Timing(sync_timeout=600.0, **limit)}):
         for elastic in ({"min_replicas": 1}, {"elastic": Elastic(1)}):
-            told = f"{next(iter(limit))}=.* cannot be used in an elastic run"
-            with pytest.raises(ConfigurationError, match=told):
+            text = f"{next(iter(limit))}=.* cannot be used in an elastic run"
+            with pytest.raises(ConfigurationError, match=text):
                 connect(tmp_path / "run", rank=0, world_size=2, **elastic, **options)
     assert not (tmp_path / "run").exists()

@@ -94,9 +94,9 @@ def test_it_calls_the_trainer_and_returns_its_result(
     place = {"rendezvous_uri": str(tmp_path / "run"), "rank": 0, "world_size": 1}
     options = {"trainer_fn": "nothing", "trainer_kwargs": kwargs, **place}
     assert run(trainer_module=trainer, **options) == kwargs
-    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert len(told) == (devices > 1)
-    assert all(f"rank 0: this replica sees {devices} GPUs and is one process" in t for t in told)
+    texts = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(texts) == (devices > 1)
+    assert all(f"rank 0: this replica sees {devices} GPUs and is one process" in t for t in texts)
 
 
 @pytest.fixture
@@ -105,10 +105,6 @@ def alone(tmp_path, monkeypatch):
     monkeypatch.setenv("RENDEZVOUS_URI", str(tmp_path / "run"))
     monkeypatch.setenv("REPLICA_RANK", "0")
     monkeypatch.setenv("REPLICA_WORLD_SIZE", "1")
-
-
-def test_the_trainer_connects_with_no_arguments(trainer, alone):
-    assert run(trainer_module=trainer, trainer_fn="mean", trainer_kwargs={"start": 2.5}) == [2.5]
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
@@ -177,9 +173,9 @@ def test_what_fails_after_an_elastic_run_may_be_repeated(trainer, alone, tmp_pat
 
 
 def test_arguments_that_the_trainer_does_not_take_are_refused(trainer, alone, tmp_path):
-    for kwargs, told in (({"begin": 1.0}, ""), ({}, "missing a required argument: 'start'")):
+    for kwargs, text in (({"begin": 1.0}, ""), ({}, "missing a required argument: 'start'")):
         given = {"trainer_module": trainer, "trainer_fn": "mean", "trainer_kwargs": kwargs}
-        words = rf"do not fit {trainer}.mean\(start\): .*{told}"
+        words = rf"do not fit {trainer}.mean\(start\): .*{text}"
         for called in (run, run.check_arguments):
             with pytest.raises(ConfigurationError, match=words):
                 called(**given, rank=3)
@@ -217,7 +213,7 @@ def test_a_prefix_that_holds_another_run_is_refused_before_a_launch(trainer, mon
 
 
 @pytest.mark.parametrize(
-    ("module", "function", "told"),
+    ("module", "function", "text"),
     [
         ("no_such_trainer_module", "train", "no module 'no_such_trainer_module'"),
         ("json.no_such", "train", "json.no_such"),
@@ -226,9 +222,9 @@ def test_a_prefix_that_holds_another_run_is_refused_before_a_launch(trainer, mon
         (None, "Namespace.missing", "has no function"),
     ],
 )
-def test_a_trainer_that_is_not_there_is_named(trainer, module, function, told):
+def test_a_trainer_that_is_not_there_is_named(trainer, module, function, text):
     assert load_trainer(trainer, "Namespace.inner")() == "inner"
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=text):
         load_trainer(module or trainer, function)
 
 
@@ -302,7 +298,7 @@ def test_two_replicas_by_hand(in_fork, trainer, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "text"),
     [
         ([], "--trainer-module"),
         (["--trainer-module", "json", "--trainer-kwargs-json", "{"], "is not JSON"),
@@ -316,10 +312,10 @@ def test_two_replicas_by_hand(in_fork, trainer, tmp_path):
     ],
 )
 @pytest.mark.processes
-def test_wrong_arguments_by_hand(in_fork, arguments, told):
+def test_wrong_arguments_by_hand(in_fork, arguments, text):
     status, _, err = in_fork(*arguments).communicate()
     assert status == 2
-    assert told in err
+    assert text in err
     assert "Traceback" not in err
 
 

@@ -18,7 +18,7 @@ from diloco_core._store import _reread
 
 
 def met(folder, membership, act, count, seed, wanted=""):
-    """What ends badly of a sample of cases."""
+    """Return what ends badly of a sample of cases."""
     command = [sys.executable, foreign_lab.__file__, folder, membership, act, str(count), str(seed)]
     done = subprocess.run([*command, wanted], capture_output=True, text=True, check=True)
     told = json.loads(done.stdout)

@@ -7,7 +7,7 @@ from diloco_core._exchange._endings import Ending, Progress, conclude
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("message", "text"),
     [
         ("rank 1 is away for 9 s.", "rank 1 is away for 9 s (as rank 2 found after 1 sync)"),
         (
@@ -16,9 +16,9 @@ from diloco_core._exchange._endings import Ending, Progress, conclude
         ),
     ],
 )
-def test_who_is_lost_is_said_once(message, told):
+def test_who_is_lost_is_said_once(message, text):
     ending = Ending(2, "failed", Progress(2, 1), f"ReplicaLostError: {message}", 1)
-    assert str(conclude({2: ending}, [1, 2], 0, Progress(2, 1))) == told
+    assert str(conclude({2: ending}, [1, 2], 0, Progress(2, 1))) == text
 
 
 def test_what_would_only_come_again_is_not_started_again():

@@ -32,7 +32,7 @@ class Meddled(SimulatedStore):
 
 
 def elastic(store, topology, syncs=SYNCS, *, resume=False):
-    """How the replicas of an elastic run end, and its store."""
+    """Return how the replicas of an elastic run end, and its store."""
     training = SimulatedTraining(syncs=syncs, sizes=(12,), sync_every=2, save_every=2)
     settings = Elastic(2, grace=5.0, topology=topology, resume=resume)
     outcome = simulate(

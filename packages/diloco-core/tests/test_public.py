@@ -1,4 +1,4 @@
-"""What the package shows."""
+"""Test what the package shows."""
 
 import subprocess
 import sys

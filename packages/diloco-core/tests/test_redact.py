@@ -1,4 +1,4 @@
-"""What is shown of a URI holds no password, however it was written."""
+"""Test that what is shown of a URI holds no password, however it was written."""
 
 from urllib.parse import quote
 

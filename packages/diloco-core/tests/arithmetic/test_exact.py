@@ -1,4 +1,4 @@
-"""What all replicas compute alike: sums, encoded updates, and the learning rate of a sync."""
+"""Test what all replicas compute alike: sums, encoded updates, and the learning rate of a sync."""
 
 import math
 import struct
@@ -76,7 +76,7 @@ def test_blocks_change_nothing(data, chunk, block, members):
     def source(values):
         return lambda piece, out: out.copy_(values[piece.group][piece.start : piece.stop])
 
-    found = []
+    results = []
     for shards, size in [
         ([[shard] for shard in range(layout.shards)], 0),
         ([list(range(layout.shards))], block),
@@ -85,10 +85,10 @@ def test_blocks_change_nothing(data, chunk, block, members):
         for batch in shards:
             sources, options = list(map(source, given_values)), {"block_bytes": size}
             reduce_shards(job, batch, sources, chunk, scratch, sync=1, **options)
-        found.append(job.values)
-    for one, other in zip(*found, strict=True):
+        results.append(job.values)
+    for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
-    for group, values in zip(layout.groups, found[0], strict=True):
+    for group, values in zip(layout.groups, results[0], strict=True):
         if group.rule is Rule.FIRST:
             index = layout.groups.index(group)
             assert torch.equal(values, given_values[0][index]) or layout.groups.count(group) > 1

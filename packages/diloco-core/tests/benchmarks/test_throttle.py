@@ -53,7 +53,7 @@ def link(proof, time):
 class TestThrottledStore:
     @pytest.fixture
     def took(self, time):
-        """Whether something took so many seconds."""
+        """Return whether something took so many seconds."""
 
         def took(seconds, act):
             time.now += 1000  # the link has been idle

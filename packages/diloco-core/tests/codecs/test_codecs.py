@@ -31,7 +31,7 @@ def exchanges(kind, folder, **limits):
 
 
 def synced(kind, folder, codec_of, **limits):
-    """What the replicas hold after one sync, and how many bytes they have received."""
+    """Return what the replicas hold after one sync, and how many bytes they have received."""
 
     def replica(exchange):
         model, reports = torch.nn.Module(), []

@@ -212,6 +212,6 @@ def test_what_does_not_fit_is_refused(tmp_path):
     managed = ManagerExchange(MockManager(in_process(1)[0]))
     refused("with ManagerExchange, which does not publish encoded", managed, state_codec="int8")
     (elastic,) = over_store(tmp_path / "run", 1, min_replicas=1, topology="gather")
-    told = "cannot be used with topology='gather'.*use topology='sharded'"
-    refused(told, elastic, state_codec="int8")
+    text = "cannot be used with topology='gather'.*use topology='sharded'"
+    refused(text, elastic, state_codec="int8")
     assert not (tmp_path / "run").exists() or not any((tmp_path / "run").iterdir())

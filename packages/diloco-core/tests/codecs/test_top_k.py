@@ -161,14 +161,14 @@ def test_everything_is_sent_in_time():
 
 @pytest.mark.parametrize("name", SPARSE)
 def test_what_it_does_not_go_with_is_refused(name):
-    for told, options in (
+    for text, options in (
         ("codec='{}' needs error feedback", {"codec": name, "error_feedback": False}),
         ("'trimmed' cannot be used with codec='{}'", {"codec": name, "aggregate": "trimmed"}),
         ("state_codec='{}' sends only a few", {"state_codec": name}),
     ):
         model = torch.nn.Linear(4, 1)
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        with pytest.raises(ConfigurationError, match=told.format(name)):
+        with pytest.raises(ConfigurationError, match=text.format(name)):
             DiLoCo(model, inner, in_process(3)[0], sync_every=1, **options)
 
 

@@ -204,12 +204,6 @@ MUTANTS = {
 }
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("mutate", MUTANTS, ids=lambda mutate: mutate.__name__)
-def test_a_broken_rule_is_caught(mutate):
-    assert_caught(wrong, mutate, first=MUTANTS[mutate])
-
-
 def own_rate_in_place_of_the_records(monkeypatch):
     rate = property(lambda self: self.contribution.proposal.standing, lambda self, rate: None)
     monkeypatch.setattr(Fragment, "rate", rate, raising=False)
@@ -245,22 +239,21 @@ RATES = {
 }
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("mutate", RATES, ids=lambda mutate: mutate.__name__)
-def test_a_broken_rule_of_learning_rates_is_caught(mutate):
-    assert_caught(partial(wrong, asking=True), mutate, first=RATES[mutate])
-
-
 # ``fixed/test_fixed_mutants.py`` has the others in the form that they have there. Fixed runs lack
 # two of the rules: the quorum, since all are waited for, and that others stand in for an owner,
 # since nobody else has its part.
 FIXED = {record_before_payload: 2, no_replay: 3, done_before_the_shards: 1}
+RULES = [
+    *((wrong, *mutant) for mutant in MUTANTS.items()),
+    *((partial(wrong, asking=True), *mutant) for mutant in RATES.items()),
+    *((partial(wrong, fixed=True), *mutant) for mutant in FIXED.items()),
+]
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("mutate", FIXED, ids=lambda mutate: mutate.__name__)
-def test_a_broken_rule_is_caught_in_a_fixed_run(mutate):
-    assert_caught(partial(wrong, fixed=True), mutate, first=FIXED[mutate])
+@pytest.mark.parametrize(("run", "mutate", "first"), RULES)
+def test_a_broken_rule_is_caught(run, mutate, first):
+    assert_caught(run, mutate, first=first)
 
 
 def wrong_after_damage(policy, number):

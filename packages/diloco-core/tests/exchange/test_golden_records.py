@@ -243,7 +243,7 @@ def saved_inner(store):
 
 
 def loaded(sync, lacks=None):
-    """How a shard is read where the values are 2 less, and what comes of it."""
+    """Return how a shard is read where the values are 2 less, and what comes of it."""
     key = shard_key(sync, 0, 0, NONCE)
 
     def read(store):
@@ -260,7 +260,7 @@ def loaded(sync, lacks=None):
 
 
 def unsynced(store):
-    """What export() finds in the object, by name."""
+    """Return what export() finds in the object, by name."""
     table = Manifest.from_json(RECORDS[_keys.MANIFEST], "").unsynced
     fragment, files = unsynced_files(table)
     read_fragment(store.store, fragment, files)
@@ -350,24 +350,24 @@ def test_every_kind_of_key_is_among_them():
 
 
 def test_every_field_that_may_be_left_out_is_in_one_of_them():
-    found = {}
+    results = {}
 
     def look(value):
         if is_dataclass(value):
             defaults = {
-                each.name: each.default for each in fields(value) if each.default is not MISSING
+                field.name: field.default for field in fields(value) if field.default is not MISSING
             }
-            inside = [getattr(value, each.name) for each in fields(value)]
+            inside = [getattr(value, field.name) for field in fields(value)]
         elif isinstance(value, (tuple, list)):
             defaults, inside = getattr(value, "_field_defaults", {}), value
         else:
             return
         for name, default in defaults.items():
             place = f"{type(value).__name__}.{name}"
-            found[place] = found.get(place, False) or getattr(value, name) != default
+            results[place] = results.get(place, False) or getattr(value, name) != default
         for each in inside:
             look(each)
 
     look([wanted for _, wanted in READ.values()])
-    assert len(found) >= 16
-    assert [place for place, given in found.items() if not given] == []
+    assert len(results) >= 16
+    assert [place for place, given in results.items() if not given] == []

@@ -135,9 +135,9 @@ def test_a_replica_that_fails_is_named(tmp_path, how):
 
 def test_what_would_overflow_is_refused_by_all(tmp_path):
     """Its owner alone has computed it; the others wait in a collective meanwhile."""
-    for said in start(tmp_path, 3, "overflows"):
-        assert said.startswith("error NonFiniteUpdateError in sync ")
-        assert "outer learning rate 0.7) makes tensor 'b.bias' NaN or infinite in bfloat16" in said
+    for text in start(tmp_path, 3, "overflows"):
+        assert text.startswith("error NonFiniteUpdateError in sync ")
+        assert "outer learning rate 0.7) makes tensor 'b.bias' NaN or infinite in bfloat16" in text
 
 
 def test_a_contribution_that_is_refused_is_told_to_the_others(tmp_path):
@@ -148,8 +148,8 @@ def test_a_contribution_that_is_refused_is_told_to_the_others(tmp_path):
 
 def test_unequal_numbers_of_syncs_are_no_hang(tmp_path):
     first, _ = start(tmp_path, 2, "unequal")
-    told = "rank 1 has left the run after 3 syncs, so this replica (rank 0) cannot take sync 4"
-    assert first.startswith(f"error UnequalSyncsError {told}")
+    text = "rank 1 has left the run after 3 syncs, so this replica (rank 0) cannot take sync 4"
+    assert first.startswith(f"error UnequalSyncsError {text}")
 
 
 def test_a_replica_that_has_skipped_a_step(tmp_path):

@@ -1,4 +1,4 @@
-"""What a replica tells of itself while it runs: it is true, it is little, and it does no harm."""
+"""Test what a replica tells of itself: it is true, it is little, and it does no harm."""
 
 import subprocess
 import sys
@@ -86,13 +86,13 @@ class Told:
         return Live.from_bytes(self.store.get(live_key(rank)))
 
     def lines(self, rank):
-        found = []
+        results = []
         for key in newest_keys(self.store.list("history/")):
             if key.rank == rank:
                 history = read_history(self.store.get(key.key))
                 assert (history.skipped, history.of_another_version) == (0, 0)
-                found += history.lines
-        return found
+                results += history.lines
+        return results
 
 
 class Wrapped:
@@ -582,8 +582,8 @@ class TestHarm:
         through(put)
         results = run(train, connected(tmp_path / "run"))
         assert identical([*expected, *(result for result, _ in results)])
-        told = [each.message for each in caplog.records if "telemetry" in each.message]
-        assert len(told) == 2  # once by each replica
+        texts = [record.message for record in caplog.records if "telemetry" in record.message]
+        assert len(texts) == 2  # once by each replica
         assert not open_store(str(tmp_path / "run")).list("live/")
 
     @pytest.mark.parametrize("early", [True, False])
@@ -717,7 +717,7 @@ class TestLog:
             push(model, inner, 0, 0)
 
     @pytest.mark.parametrize(
-        ("value", "said"),
+        ("value", "text"),
         [
             (torch.tensor(1.0), r"given a tensor: pass its number \(loss=....item\(\)\)"),
             (True, "the metric 'loss' must be"),
@@ -728,8 +728,8 @@ class TestLog:
             (1j, "the metric 'loss' must be"),
         ],
     )
-    def test_what_is_no_metric_is_refused_by_name(self, outer, value, said):
-        with pytest.raises(ConfigurationError, match=said):
+    def test_what_is_no_metric_is_refused_by_name(self, outer, value, text):
+        with pytest.raises(ConfigurationError, match=text):
             outer.log(loss=value)
 
     def test_names_are_few_and_short(self, outer):

@@ -1,4 +1,4 @@
-"""Where a run is, and where its model is written."""
+"""Provide the places of a run and of its model."""
 
 import pytest
 

@@ -98,8 +98,8 @@ def test_of_several_rollbacks_each_is_obeyed(lab, run, model, tmp_path, damaged)
     else:
         assert export(run, model) == 6
         loads_exactly(model, Adapted, held[6])
-        told = r"outer step 7\. It holds the states after outer steps 6\."
-        with pytest.raises(RendezvousError, match=told):
+        text = r"outer step 7\. It holds the states after outer steps 6\."
+        with pytest.raises(RendezvousError, match=text):
             export(run, model, at=7)
     export(run, model, at=6)
     loads_exactly(model, Adapted, held[6])
@@ -123,15 +123,15 @@ def test_without_the_record_of_a_rollback_steps_are_counted_right(
     record = run / commit_key(last + 1)
     record.unlink() if harm == "gone" else record.write_text("torn")
     assert export(run, model) == max(true)
-    found = []
+    results = []
     for step in range(3 * last):
         with contextlib.suppress(CorruptedObjectError):
             assert export(run, model, at=step) == step
-            found.append(step)
+            results.append(step)
             assert identical([load_file(model), true[step]])
-    assert found
-    told = rf"{record.name} is damaged or gone.* not known which of the states before it were given"
-    with pytest.raises(CorruptedObjectError, match=told):
+    assert results
+    text = rf"{record.name} is damaged or gone.* not known which of the states before it were given"
+    with pytest.raises(CorruptedObjectError, match=text):
         export(run, model, at=next(step for step in range(99) if step not in true))
 
 
@@ -244,8 +244,8 @@ def test_a_newest_state_of_which_something_is_gone_is_named(lab, run, model, cap
     loads_exactly(model, Adapted, held[before])
     said = metadata(model)
     assert (said["sync"], said["behind"]) == (str(before), str(6 - before))
-    told = r"the state after outer step 6 .*is incomplete\. .*Complete states in"
-    with pytest.raises(CorruptedObjectError, match=told):
+    text = r"the state after outer step 6 .*is incomplete\. .*Complete states in"
+    with pytest.raises(CorruptedObjectError, match=text):
         export(run, model, at=6)
     caplog.clear()
     assert export(run, model, at=before) == before
@@ -296,14 +296,14 @@ def test_gather_says_how_old_a_state_is(run, model, caplog):
         caplog.clear()
         step = export(run, model)
         ages[committed] = committed - step
-        said = caplog.text
-        assert bool(said) == (committed > step)
+        text = caplog.text
+        assert bool(text) == (committed > step)
         assert int((metadata(model) or {}).get("behind", 0)) == committed - step
         if step == 0:
-            assert "when the run began (outer step 0), and nothing that was trained" in said
-            assert f"{committed} outer steps were taken since" in said
+            assert "when the run began (outer step 0), and nothing that was trained" in text
+            assert f"{committed} outer steps were taken since" in text
         elif step < committed:
-            assert f"the state after outer step {step}, and the run has taken" in said
+            assert f"the state after outer step {step}, and the run has taken" in text
 
     last = train_one(run, 20, visit)
     assert max(ages.values()) > 8

@@ -37,9 +37,9 @@ def test_dtypes_are_the_models_or_what_is_asked_for(lab, run, model):
     export(run, model)
     assert load_file(model)["head.weight"].dtype is torch.bfloat16
     export(run, model, dtype=torch.float32)
-    found = load_file(model)
-    assert found["head.weight"].dtype is torch.float32
-    assert found["norm.num_batches_tracked"].dtype is torch.int64
+    tensors = load_file(model)
+    assert tensors["head.weight"].dtype is torch.float32
+    assert tensors["norm.num_batches_tracked"].dtype is torch.int64
     with pytest.raises(ConfigurationError, match="floating-point"):
         export(run, model, dtype=torch.int64)
 

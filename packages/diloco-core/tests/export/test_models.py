@@ -200,7 +200,7 @@ def test_what_no_file_can_hold_is_left_out_and_named(lab, run, model, caplog):
         export(run, model)
     assert "which get_extra_state() or hooks of the model add: _extra_state\n" in caplog.text
     assert "quantised ones, for instance) or dtypes that a safetensors file cannot" in caplog.text
-    assert all(told in caplog.text for told in ("base (", "spectrum (Tensor, torch.complex128)"))
+    assert all(text in caplog.text for text in ("base (", "spectrum (Tensor, torch.complex128)"))
     assert load_file(model).keys() == {"weight", "bias", "phase"}
 
 
@@ -221,16 +221,16 @@ def test_a_manifest_that_promises_too_much_takes_no_memory(lab, run, model, no_p
 def test_without_a_manifest_the_error_says_what_to_do(lab, run, model, no_pause, kind, harm):
     trained(lab, run, kind, Adapted)
     manifest, copy = (run / name for name in ("manifest.json", "manifest.copy.json"))
-    told = r"manifest\.json.*\. The manifest describes .*put it back"
+    text = r"manifest\.json.*\. The manifest describes .*put it back"
     if harm == "damaged, and the copy gone":
         manifest.write_text("{")
         copy.unlink()
-        told = r"json is truncated or damaged.* Its copy manifest\.copy\.json is gone\. The manif"
+        text = r"json is truncated or damaged.* Its copy manifest\.copy\.json is gone\. The manif"
     else:
         for path in (manifest, copy):
             broken = "{" if harm == "not JSON" else path.read_text().replace("e", "a")
             path.unlink() if harm == "gone" else path.write_text(broken)
-    with pytest.raises(CorruptedObjectError, match=told):
+    with pytest.raises(CorruptedObjectError, match=text):
         export(run, model)
 
 

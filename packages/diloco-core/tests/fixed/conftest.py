@@ -1,4 +1,4 @@
-"""What all tests of fixed membership have in common."""
+"""Hold what all tests of fixed membership have in common."""
 
 import pytest
 import torch

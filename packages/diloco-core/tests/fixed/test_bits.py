@@ -104,7 +104,7 @@ def run(store, **options):
 
 @pytest.fixture(scope="module")
 def ended():
-    """What runs that nothing harms have written, and come to, by the kind of store."""
+    """Return what runs that nothing harms have written, and come to, by the kind of store."""
     return {}
 
 
@@ -143,11 +143,11 @@ def healthy(harming):
 
 
 class TestExport:
-    """What a fixed run leaves: the manifest, the newest states, and what is not synced."""
+    """Test what a fixed run leaves: the manifest, the newest states, and what is not synced."""
 
     @pytest.fixture
     def exported(self, healthy, tmp_path, monkeypatch):
-        """What ``export`` makes of the run when an object is harmed."""
+        """Return what ``export`` makes of the run when an object is harmed."""
         at_once = Timing(sleep=lambda seconds: None)  # where it is read again
         monkeypatch.setattr("diloco_core._export._stored._TIMING", at_once)
         folder, target = tmp_path / "run", tmp_path / "model"

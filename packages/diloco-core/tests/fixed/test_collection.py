@@ -1,4 +1,4 @@
-"""What a fixed run deletes, which nobody needs any more, and what it writes over."""
+"""Test what a fixed run deletes, which nobody needs any more, and what it writes over."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,4 +1,4 @@
-"""What is damaged in the store is written again by whoever has it, or named.
+"""Test that what is damaged in the store is written again by whoever has it, or named.
 
 In whole runs: ``test_bits``.
 """

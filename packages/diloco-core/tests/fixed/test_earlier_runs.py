@@ -1,4 +1,4 @@
-"""What processes and objects of earlier runs may not do to a fixed run."""
+"""Test what processes and objects of earlier runs may not do to a fixed run."""
 
 import keys_lab
 import pytest

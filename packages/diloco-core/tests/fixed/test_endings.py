@@ -1,4 +1,4 @@
-"""How runs end: the one that failed first is named, and nobody is kept waiting."""
+"""Test how runs end: the one that failed first is named, and nobody is kept waiting."""
 
 import tempfile
 
@@ -126,6 +126,6 @@ def test_other_tensors_on_one_replica_are_named(make, others, call, lab):
     results = run_replicas(replica, make(2))
     assert MismatchError in lab.kinds(results)
     assert set(lab.kinds(results)) <= {MismatchError, ReplicaLostError}
-    told = next(str(result) for result in results if isinstance(result, MismatchError))
-    assert f"in mean {call + 1}, rank" in told
-    assert "the same shapes and dtypes" in told
+    text = next(str(result) for result in results if isinstance(result, MismatchError))
+    assert f"in mean {call + 1}, rank" in text
+    assert "the same shapes and dtypes" in text

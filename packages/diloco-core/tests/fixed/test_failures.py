@@ -1,4 +1,4 @@
-"""What goes wrong in a run is told to every replica at once, by name."""
+"""Test that what goes wrong in a run is told to every replica at once, by name."""
 
 import json
 import re

@@ -37,7 +37,7 @@ def exchanges(request):
 
 
 def replica(exchange, last=STEPS, **options):
-    """What the model holds after so many inner steps."""
+    """Return what the model holds after so many inner steps."""
     model = fill(Net())
     inner = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     with DiLoCo(model, inner, exchange, **options) as outer:

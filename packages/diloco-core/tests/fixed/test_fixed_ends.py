@@ -1,4 +1,4 @@
-"""How a fixed run goes on, or ends, when one of its ranks is gone."""
+"""Test how a fixed run goes on, or ends, when one of its ranks is gone."""
 
 import logging
 import math
@@ -26,7 +26,7 @@ RANKS = 3
 
 
 def lived(*faults, store=None, resume=False, training=None, **options):
-    """What became of a run whose ranks have these faults; the dead start again after 5 s."""
+    """Return what became of a run whose ranks have these faults; the dead start again after 5 s."""
     restart, allowance = options.pop("restart_after", 5.0), options.pop("return_within", 300.0)
     schedule = Schedule(RANKS, faults=faults, restart_after=restart)
     training = training or SimulatedTraining(5, (40, 30), 2)
@@ -61,10 +61,10 @@ def test_one_that_does_not_come_back_in_time_ends_the_run(backend, advice, monke
         assert "start all of its ranks again with resume=True" in str(error)
         assert 'as rendezvous_uri, and "connect_options": {"resume": True}' in str(error)
     assert LOST_AFTER + 300 < outcome.seconds < LOST_AFTER + 400
-    said = [text for text in caplog.messages if "Waiting up to" in text]
-    assert len(said) == 2 * 5, "by two ranks, once a minute, in 300 s"
-    assert "Waiting up to 300 s for it to be started again (return_within)" in said[0]
-    assert said[0].endswith(f"If it is not back by then, this run ends. {advice}")
+    texts = [text for text in caplog.messages if "Waiting up to" in text]
+    assert len(texts) == 2 * 5, "by two ranks, once a minute, in 300 s"
+    assert "Waiting up to 300 s for it to be started again (return_within)" in texts[0]
+    assert texts[0].endswith(f"If it is not back by then, this run ends. {advice}")
 
 
 def test_one_that_dies_again_ends_the_run_as_well_wherever_that_is():
@@ -270,7 +270,7 @@ def gives_up(store, commit):
 
 def replaces(store, commit):
     """The next sync is decided with a newer incarnation of rank 0, which also deletes things."""
-    members = tuple(replace(each, sync=SYNC + 1, epoch=2) for each in commit.members)
+    members = tuple(replace(member, sync=SYNC + 1, epoch=2) for member in commit.members)
     store.write(claim_key(0, 2), b"{}")
     store.write(commit_key(SYNC + 1), replace(commit, sync=SYNC + 1, members=members).to_json())
 

@@ -67,7 +67,7 @@ def shards_are_put(monkeypatch):
 
 
 def an_unknown_answer_counts_as_won(monkeypatch):
-    """What this incarnation has computed counts, whatever the store holds."""
+    """Count what this incarnation has computed, whatever the store holds."""
     create = Incarnation.create
 
     def mutant(self, key, parts):

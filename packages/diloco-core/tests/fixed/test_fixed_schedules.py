@@ -78,8 +78,8 @@ def _check(schedule, options):
     by_rule = [late]
     if any(late in str(result) for result in outcome.results.values()):
         by_rule.append("not every rank came to the end")
-    found = violations(outcome, training)
-    assert [what for what in found if not any(part in what for part in by_rule)] == []
+    errors = violations(outcome, training)
+    assert [what for what in errors if not any(part in what for part in by_rule)] == []
 
 
 @pytest.mark.sampled

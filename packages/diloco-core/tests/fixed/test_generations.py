@@ -19,7 +19,7 @@ from diloco_core import (
 
 @cache
 def whole():
-    """What the replicas of a run come to that is not stopped."""
+    """Return what the replicas of a run come to that is not stopped."""
     return Generations(2).live()
 
 

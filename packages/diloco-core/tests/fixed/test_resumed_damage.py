@@ -170,8 +170,8 @@ class TestGenerationThatWasBegun:
         return run
 
     def test_it_is_named(self, run):
-        told = f"{self.folder}{MANIFEST} and its copy are gone.*newest-whole"
-        refused(run, CorruptedObjectError, told)
+        text = f"{self.folder}{MANIFEST} and its copy are gone.*newest-whole"
+        refused(run, CorruptedObjectError, text)
 
     def test_it_is_given_up_where_that_is_agreed(self, run, caplog):
         seen = {}
@@ -184,7 +184,7 @@ class TestGenerationThatWasBegun:
 
 
 @pytest.mark.parametrize(
-    ("number", "states", "told"),
+    ("number", "states", "text"),
     [
         (20_000, (0,), r"is a rollback, but \d+ of the records before it are gone"),
         (99_999_999, (0,), r"is a rollback, but \d+ of the records before it are gone"),
@@ -192,7 +192,7 @@ class TestGenerationThatWasBegun:
         (4, (0, 0, 0), "names 3 states, but the run has 1 fragments"),
     ],
 )
-def test_a_rollback_that_nobody_can_have_decided_is_refused(number, states, told):
+def test_a_rollback_that_nobody_can_have_decided_is_refused(number, states, text):
     """Nobody makes up for thousands of records that never were."""
     run = Run(2)
     run.live(until=3)
@@ -200,7 +200,7 @@ def test_a_rollback_that_nobody_can_have_decided_is_refused(number, states, told
     stranger = Rollback(number, states, (), {}, run=run_of(run.store))
     run.store.write(commit_key(number), stranger.to_json())
     for error in run.live(until=5, resume=True):
-        with pytest.raises(CorruptedObjectError, match=told):
+        with pytest.raises(CorruptedObjectError, match=text):
             raise error
     assert len(run.store.objects) < before + 20
 

@@ -1,4 +1,4 @@
-"""What lives and what differs is refused by name when a fixed run is to be continued."""
+"""Test that what lives and what differs is refused by name when a fixed run is to be continued."""
 
 import copy
 import json
@@ -38,7 +38,7 @@ def stopped(new_store):
 
 
 class TestWhatIsAlive:
-    """Where a store cannot decide, a process inside a living run is refused."""
+    """Check that a process inside a living run is refused where a store cannot decide."""
 
     @pytest.fixture
     def dead(self):

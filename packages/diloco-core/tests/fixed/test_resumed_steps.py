@@ -1,4 +1,4 @@
-"""What a rank has of its own when a fixed run is resumed, and what it had loaded before."""
+"""Test what a rank has of its own when a fixed run is resumed, and what it had loaded before."""
 
 import copy
 from dataclasses import dataclass, field
@@ -107,13 +107,13 @@ def test_open_steps_that_are_lost_are_counted_in_the_log(new_store, caplog):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"), [({}, "They are saved"), ({"save_inner_every": 0}, "and they are lost")]
+    ("options", "text"), [({}, "They are saved"), ({"save_inner_every": 0}, "and they are lost")]
 )
-def test_what_becomes_of_steps_before_the_first_sync_is_said(new_store, caplog, options, told):
+def test_what_becomes_of_steps_before_the_first_sync_is_said(new_store, caplog, options, text):
     run = Batches(1, options=options, store=new_store())
     run.live(steps=(3,))
     assert f"the model ends without these steps{'' if options else '.'}" in caplog.text
-    assert told in caplog.text
+    assert text in caplog.text
     caplog.clear()
     seen = {}
     run.live(resume=True, steps=(0,), seen=seen)

@@ -1,4 +1,4 @@
-"""How those that continue a fixed run meet if some die or were killed."""
+"""Test how those that continue a fixed run meet if some die or were killed."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""How long a fixed run waits, for ranks and for the store, and what it says then."""
+"""Test how long a fixed run waits, for ranks and for the store, and what it says then."""
 
 from dataclasses import dataclass
 
@@ -83,11 +83,11 @@ class TestWaits:
     def test_the_log_says_once_a_minute_who_is_waited_for(self, run, kind, what, caplog):
         run.before = self.before(lambda process: process.sleep(200.0), rank=1, kind=kind)
         assert identical([*run.live(until=2), *Means(2).live(until=2)])
-        said = [text for text in caplog.messages if f" for {what} for " in text]
-        seconds = [int(text.partition(f" for {what} for ")[2].split()[0]) for text in said]
+        texts = [text for text in caplog.messages if f" for {what} for " in text]
+        seconds = [int(text.partition(f" for {what} for ")[2].split()[0]) for text in texts]
         assert len(seconds) == 3
         assert all(0 <= second - 60 * count < 6 for count, second in enumerate(seconds, 1))
-        assert " s, and gives up after 500 s" in said[0]
+        assert " s, and gives up after 500 s" in texts[0]
 
     def test_where_a_damaged_shard_is_waited_for_that_is_what_is_said(self, run):
         """Its owner is alive, and does not come to write it again."""
@@ -144,11 +144,11 @@ def test_the_log_says_once_a_minute_who_has_not_come(tmp_path, caplog, exchanges
     (exchange,) = exchanges_in(tmp_path, 3, ranks=[0], join_timeout=200.0)
     with pytest.raises(RendezvousTimeoutError):
         ObjectStoreAllReduce(exchange).mean([torch.ones(1)])
-    said = [record.getMessage() for record in caplog.records]
-    assert [int(text.split(" after ")[1].split()[0]) for text in said] == [60, 120, 180]
-    assert said[0].startswith("rank 0: 1 of 3 replicas have met at ")
-    assert "; waiting for ranks 1, 2, for up to 200 s. A rank that is missing is" in said[0]
-    assert said[0].endswith("DiLoCo(...) refused an argument: look at its log.")
+    texts = [record.getMessage() for record in caplog.records]
+    assert [int(text.split(" after ")[1].split()[0]) for text in texts] == [60, 120, 180]
+    assert texts[0].startswith("rank 0: 1 of 3 replicas have met at ")
+    assert "; waiting for ranks 1, 2, for up to 200 s. A rank that is missing is" in texts[0]
+    assert texts[0].endswith("DiLoCo(...) refused an argument: look at its log.")
 
 
 SHORT = {"sync_timeout": 1000.0, "beat_interval": 10.0, "lost_after": 90.0}
@@ -208,7 +208,7 @@ class TestObserver:
     """Rank 0 waits for rank 1, which has died without a word, and nobody waits for it to return."""
 
     def observe(self, new_store, outage):
-        """When rank 0 calls rank 1 lost."""
+        """Return when rank 0 calls rank 1 lost."""
 
         def before(process, request, key):
             outage(process)

@@ -49,7 +49,7 @@ def train_step(model, inner, way, compiled):
 
 
 def trained(lab, way, make, compiled):
-    """What the model holds, and how many inner steps each sync covered."""
+    """Return what the model holds, and how many inner steps each sync covered."""
     model = lab.small_model()
     model, inner, outer, reports = loop(None, model, make(model.parameters()), sync_every=3)
     with warnings.catch_warnings(), outer:

@@ -42,9 +42,9 @@ def test_buffers_that_were_never_saved_are_spoken_of(lab, tmp_path, caplog, kind
             lambda each, until=until: incarnation(lab, each, until, **options),
             again(kind, 2, tmp_path, resume),
         )
-    told = [record for record in caplog.records if "fresh inner state" in record.getMessage()]
-    assert {record.levelname for record in told} == {"WARNING" if policy == "none" else "INFO"}
-    assert all("with save_inner_every=0" in record.getMessage() for record in told)
+    records = [record for record in caplog.records if "fresh inner state" in record.getMessage()]
+    assert {record.levelname for record in records} == {"WARNING" if policy == "none" else "INFO"}
+    assert all("with save_inner_every=0" in record.getMessage() for record in records)
     assert ("the buffers (buffers='none')" in caplog.text) is (policy == "none")
 
 
@@ -73,7 +73,7 @@ class Holder(nn.Module):
 
 
 def back(lab, ended, fresh, kind="store"):
-    """What a new model holds after it has taken the buffers of one that has ended."""
+    """Return what a new model holds after it has taken the buffers of one that has ended."""
     place = f"memory://own/{next(_places)}"
     for model in (ended, fresh):
         (exchange,) = again(kind, 1, place, model is fresh)
@@ -142,6 +142,6 @@ def test_other_buffers_are_refused(lab):
         back(lab, Holder(other=torch.ones(2)), Holder(held=torch.ones(2), other=torch.ones(2)))
     more, less = Holder(other=torch.ones(2)), Holder(other=torch.ones(2))
     more.part = nn.BatchNorm1d(2, affine=False)
-    said = r"buffer 'part\.\w+' was saved, but the model has no such"
-    with pytest.raises(ConfigurationError, match=said):
+    text = r"buffer 'part\.\w+' was saved, but the model has no such"
+    with pytest.raises(ConfigurationError, match=text):
         back(lab, more, less)

@@ -289,14 +289,14 @@ class Clamped(torch.optim.SGD):
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "text"),
     [
         (lambda p: Lookahead(torch.optim.SGD(p, lr=0.05), k=100), "'slow' in its state"),
         (Mixed, "Mixed makes the model's weights anew at every step"),
     ],
 )
-def test_it_is_named_if_it_writes_them_back_late_or_makes_them_anew(make, said):
-    assert any(said in str(result) for result in together(make, steps=21))
+def test_it_is_named_if_it_writes_them_back_late_or_makes_them_anew(make, text):
+    assert any(text in str(result) for result in together(make, steps=21))
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -180,8 +180,8 @@ def test_where_none_is_there_it_is_said(tmp_path, caplog, gone):
             _train(tmp_path, 9, every=0, stop=7)  # killed without ever having saved
     assert "fresh inner state" not in caplog.text
     _train(tmp_path, 6)
-    said = "continues with a fresh inner state, because the store holds no inner state of this rank"
-    assert said in caplog.text
+    text = "continues with a fresh inner state, because the store holds no inner state of this rank"
+    assert text in caplog.text
     assert "has to skip the 6 batches" in caplog.text
 
 
@@ -212,8 +212,8 @@ class TestDamage:
         older.write_bytes(content)  # as when a replica dies while it saves
         assert _train(tmp_path, 6)[-1].batches_to_skip == 4
         assert "inner state is damaged" in caplog.text
-        said = "rank 0: restored the inner state that was saved after sync 2 instead. Skip 4 batch"
-        assert said in caplog.text
+        text = "rank 0: restored the inner state that was saved after sync 2 instead. Skip 4 batch"
+        assert text in caplog.text
 
     @pytest.mark.parametrize("step", [101, pytest.param(1, marks=pytest.mark.slow)])
     def test_every_bit_and_every_truncation_is_noticed(self, step):

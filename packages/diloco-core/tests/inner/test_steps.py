@@ -1,4 +1,4 @@
-"""When a step counts: several inner optimizers around one model."""
+"""Test when a step counts: several inner optimizers around one model."""
 
 import copy
 

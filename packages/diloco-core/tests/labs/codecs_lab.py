@@ -11,7 +11,7 @@ TINY = torch.finfo(torch.float32).tiny
 
 
 def decoded(codec, values):
-    """What the others read where these values were sent."""
+    """Return what the others read where these values were sent."""
     codec = CODECS[codec] if isinstance(codec, str) else codec
     out = torch.full_like(values, torch.nan)
     codec.decode(codec.encode(values), out)

@@ -1,4 +1,4 @@
-"""What the tests of damaged objects share."""
+"""Hold what the tests of damaged objects share."""
 
 from simulated import SimulatedStore
 

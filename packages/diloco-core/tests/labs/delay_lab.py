@@ -51,7 +51,7 @@ OUTER = {
 def by_the_formulas(
     replicas, fragments, period, delay, alpha, inner, outer, steps, refused=(), lr_of=None
 ):
-    """What all parameters are after every step and at the end, and the committed syncs.
+    """Return what all parameters are after every step and at the end, and the committed syncs.
 
     The outer learning rate is that of ``OUTER``, or ``lr_of(sync, taken)`` with the inner steps
     taken when the sync is sent.

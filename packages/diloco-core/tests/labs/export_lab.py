@@ -117,7 +117,7 @@ def trained(lab, folder, kind, make, wrap=lambda model: model, syncs=3, **option
 
 
 def history(lab, folder, kind, fragments=1, syncs=6, **elastic):
-    """What the model held after every sync that rank 0 saw."""
+    """Return what the model held after every sync that rank 0 saw."""
     held = {}
 
     def replica(exchange):
@@ -148,15 +148,15 @@ def loads_exactly(path, make, values):
 
 def all_exported(run, target, most):
     """The models that export gives of all outer steps below a number; others are refused."""
-    found = {}
+    results = {}
     for step in range(most):
         try:
             assert export(run, target, at=step) == step
         except RendezvousError as error:
             assert f"does not hold the state after outer step {step}. It" in str(error)  # noqa: PT017
         else:
-            found[step] = load_file(target)
-    return found
+            results[step] = load_file(target)
+    return results
 
 
 def meddled(monkeypatch, **members):

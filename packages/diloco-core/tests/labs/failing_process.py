@@ -1,4 +1,4 @@
-"""What a process of a replica runs: in a module that processes of their own can import, too."""
+"""Fail in a process of a replica: in a module that processes of their own can import, too."""
 
 import diloco_core
 

@@ -23,14 +23,14 @@ LATE = "has left the run"
 
 
 def wrong(schedule, training, *, resume=False, **options):
-    """What is wrong with a run, and what became of it."""
+    """Return what is wrong with a run, and what became of it."""
     settings = Fixed(LOST_AFTER, resume)
     outcome = simulate(training, schedule, settings, store=CheckedStore(), **options)
     return [what for what in violations(outcome, training) if LATE not in what], outcome
 
 
 def random_run(seed, kinds):
-    """What is wrong with a run whose faults are of these kinds."""
+    """Return what is wrong with a run whose faults are of these kinds."""
     chance = random.Random(seed)
     size = chance.randint(2, 3)
     faults = [
@@ -89,7 +89,7 @@ def _against_the_end(outcome, log, *, resume):
         if isinstance(record, Rollback):
             fence, ended = record.fence, True
             continue
-        late = [each for each in record.members if each.epoch <= fence.get(each.rank, 0)]
+        late = [member for member in record.members if member.epoch <= fence.get(member.rank, 0)]
         if late:
             found.append(f"incarnations from before an end went past it: {late}")
     lost = [error for error in outcome.results.values() if isinstance(error, ReplicaLostError)]

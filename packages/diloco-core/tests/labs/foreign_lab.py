@@ -227,7 +227,7 @@ class Foreign:
         return bad
 
     def _in_a_child(self, folder, act):
-        """How it ended in a process with little memory and time."""
+        """Return how it ended in a process with little memory and time."""
         reading, writing = os.pipe()
         child = os.fork()
         if not child:

@@ -1,4 +1,4 @@
-"""Where a run keeps its objects: the only module of the tests that knows keys and records.
+"""Say where a run keeps its objects: the only module of the tests that knows keys and records.
 
 Tests ask for objects by what they are, so a change of the layout changes this file alone.
 """
@@ -55,7 +55,7 @@ class Kept(NamedTuple):
 
 
 def kept(key):
-    """What a key says. That it lies in a generation makes no difference."""
+    """Return what a key says. That it lies in a generation makes no difference."""
     inside = _GENERATION.fullmatch(key)
     key = inside[1] if inside else key
     for kind, pattern in _PATTERNS.items():
@@ -74,7 +74,7 @@ def kept(key):
 
 
 def of(kind, **wanted):
-    """Whether a key is of such an object, as a function: ``of("state", sync=3, rank=1)``."""
+    """Return whether a key is of such an object, as a function: ``of("state", sync=3, rank=1)``."""
 
     def fits(key):
         found = kept(key)
@@ -158,7 +158,7 @@ def sealed_again(key, record, under=None, **changes):
 
 
 def _seal(body, key):
-    """What ends a record with this body under this key."""
+    """Return what ends a record with this body under this key."""
     digest = xxhash.xxh3_128_hexdigest(body, seed=xxhash.xxh3_64_intdigest(key.encode()))
     return f',\n "xxh3_128": "{digest}"\n}}\n'.encode()
 

@@ -111,8 +111,8 @@ def fragments_of(model, fragments, **options):
     options = {"sync_every": 27720, "fragments": fragments, **options}
     with loop(None, model, **options)[2] as outer:
         tensors = outer.state_dict()["tensors"]
-    found = {}
+    results = {}
     for name, text in tensors.items():
         number = re.search(r"in fragment (\d+)", text)
-        found.setdefault(int(number[1]) if number else 0, []).append(name)
-    return [found[number] for number in sorted(found)]
+        results.setdefault(int(number[1]) if number else 0, []).append(name)
+    return [results[number] for number in sorted(results)]

@@ -1,4 +1,4 @@
-"""Who takes part in the syncs of a simulated run, and who reloads."""
+"""Say who takes part in the syncs of a simulated run, and who reloads."""
 
 from diloco_core import Elastic
 from diloco_core._run._records._keys import commit_key
@@ -14,7 +14,7 @@ def members_in(store):
 
 
 def reloads(training, rank):
-    """How often the first incarnation of a rank has reloaded."""
+    """Return how often the first incarnation of a rank has reloaded."""
     return [report.reloaded for report in training.reports[rank, 1]].count(True)
 
 

@@ -1,4 +1,4 @@
-"""What tests of going back have in common."""
+"""Hold what tests of going back have in common."""
 
 from diloco_core._run._records._keys import commit_sync
 from diloco_core._run._records._records import Rollback, read_record

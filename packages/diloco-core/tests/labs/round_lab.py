@@ -97,7 +97,7 @@ class World:
             )
 
     def is_replaced(self, rank, epoch):
-        """Whether a newer incarnation of a rank has claimed it."""
+        """Return whether a newer incarnation of a rank has claimed it."""
         return claim_key(rank, epoch + 1) in self.objects
 
     def _answer(self, request, behind):

@@ -87,7 +87,7 @@ class Run:
     ended: dict = field(default_factory=dict)
 
     def whole(self):
-        """Whether the store holds an initial state of every fragment."""
+        """Return whether the store holds an initial state of every fragment."""
         states = keys_lab.keys_of(self.store.objects, "state", copy=False)
         syncs = {keys_lab.kept(key).sync for key in states}
         first = sum(map(keys_lab.of("state", sync=0), states))
@@ -168,7 +168,7 @@ class Run:
         return [results[number] for number in sorted(results)]
 
     def exchange(self, connection, scheduler, limits, resume):
-        """How a process takes part."""
+        """Return the exchange by which a process takes part."""
         options = {"timing": Timing(**limits), "chunk_bytes": self.chunk, "resume": resume}
         return StoreExchange(connection, connection.rank, self.ranks, **options)
 

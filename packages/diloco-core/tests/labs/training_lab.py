@@ -1,4 +1,4 @@
-"""What the tests share: how replicas are run, filled, pushed, compared and brought into trouble."""
+"""Share how replicas are run, filled, pushed, compared and brought into trouble."""
 
 import threading
 
@@ -50,7 +50,7 @@ def values(model):
 
 
 def identical(runs):
-    """Whether all replicas hold the same bytes."""
+    """Return whether all replicas hold the same bytes."""
     return all(
         run.keys() == runs[0].keys() and all(torch.equal(run[name], runs[0][name]) for name in run)
         for run in runs

@@ -200,8 +200,8 @@ def test_differing_initial_values_are_refused_on_demand(lab, kind):
 
     results = run_replicas(replica, exchanges(kind, 2))
     assert lab.kinds(results) == [MismatchError] * 2
-    said = "(?s)differ in tensor '1.bias'.*load the same checkpoint.*init='rank0'"
-    assert re.search(said, str(results[0]))
+    text = "(?s)differ in tensor '1.bias'.*load the same checkpoint.*init='rank0'"
+    assert re.search(text, str(results[0]))
     assert lab.train(lambda rank: lab.fill(nn.Linear(2, 2)), exchanges(kind, 2), init="check")
 
 

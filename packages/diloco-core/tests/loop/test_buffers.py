@@ -1,4 +1,4 @@
-"""What a sync does with buffers: a declared policy, whatever their values and dtypes."""
+"""Test what a sync does with buffers: a declared policy, whatever their values and dtypes."""
 
 import random
 

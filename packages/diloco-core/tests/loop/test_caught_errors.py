@@ -53,9 +53,9 @@ class TestASyncThatHasFailed:
         outer.__enter__()
         with pytest.raises(NonFiniteUpdateError):
             self.fail(model, inner)
-        said = r"undefined.*The error was NonFiniteUpdateError: in sync"
+        text = r"undefined.*The error was NonFiniteUpdateError: in sync"
         for use in (outer.state_dict, outer.flush, lambda: lab.push(model, inner, 0, 0)):
-            with pytest.raises(SyncError, match=said):
+            with pytest.raises(SyncError, match=text):
                 use()
         with pytest.raises(SyncError, match="undefined"):
             outer.__exit__(None, None, None)

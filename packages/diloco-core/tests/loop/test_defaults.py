@@ -50,7 +50,7 @@ def live(lab, exchange, syncs, **options):
 
 
 def runs(lab, folder, options):
-    """What several kinds of runs come to, and a plain mean."""
+    """Return what several kinds of runs come to, and a plain mean."""
     found = [live(lab, *exchanges(kind, 1), 3, **options) for kind in ("threads", "store")]
     for syncs, kind in ((2, "gather"), (4, "gather"), (2, "sharded"), (4, "sharded")):
         published = {"publish_every": 3} if kind == "gather" else {}

@@ -180,7 +180,7 @@ def test_where_another_thread_may_not_begin_a_sync_the_one_that_trains_does(behi
 
 
 class TestTrouble:
-    """What goes wrong while a sync is under way."""
+    """Test what goes wrong while a sync is under way."""
 
     def replica(self, lab, exchange, before=lambda step, model: None, steps=8, **options):
         """Call a function before every step; return the error, if any, and the step at which."""

@@ -1,4 +1,4 @@
-"""How runs end: partial periods, unequal numbers of steps, and models that end the same."""
+"""Test how runs end: partial periods, unequal numbers of steps, and models that end the same."""
 
 import keys_lab
 import pytest
@@ -133,11 +133,11 @@ class TestWithoutAFlush:
 
     @pytest.mark.parametrize("topology", ["sharded", "gather"])
     def test_in_elastic_runs_too(self, lab, tmp_path, topology):
-        found = []
+        results = []
         for steps in (5, 1):
             (exchange,) = exchanges(topology, 1, tmp_path, grace=1.0)
-            found.append(skipping(lab, (0,), steps, flush="none")(exchange))
-        (held, committed), (again, committed_again) = found
+            results.append(skipping(lab, (0,), steps, flush="none")(exchange))
+        (held, committed), (again, committed_again) = results
         assert committed == committed_again == 2
         assert lab.identical([held, again]), "what was dropped was never in the run"
 

@@ -88,7 +88,7 @@ def with_groups(model, options):
 
 
 def trained(exchange, options, *, raises=False):
-    """What one replica holds and was told in the end; or what was raised."""
+    """Return what one replica holds and was told in the end; or what was raised."""
     model, said = Net(exchange.rank), []
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     options = with_groups(model, options)
@@ -124,7 +124,7 @@ def trained(exchange, options, *, raises=False):
 
 
 def objects(exchange):
-    """Where the objects lie that a run has left in its store, and their sizes.
+    """Return where the objects lie that a run has left in its store, and their sizes.
 
     Their names would show every setting.
     """
@@ -197,11 +197,11 @@ def test_an_option_of_the_loop_does_something_or_is_refused(kind, name):
 def test_publish_every_is_refused_where_auto_chooses_what_publishes_in_every_sync(tmp_path):
     """Also by who finds the run begun; and nothing is trained."""
     options = {"world_size": 2, "min_replicas": 1, "grace": 0.1}
-    told = r"publish_every=4 cannot be used .*, which topology='auto' has chosen, since"
+    text = r"publish_every=4 cannot be used .*, which topology='auto' has chosen, since"
 
     def refused(rank):
         exchange = connect(tmp_path, rank=rank, **options, publish_every=4)
-        with pytest.raises(ConfigurationError, match=told):
+        with pytest.raises(ConfigurationError, match=text):
             trained(exchange, {}, raises=True)
         return sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*"))
 

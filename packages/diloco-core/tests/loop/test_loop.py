@@ -1,4 +1,4 @@
-"""How the loop counts, syncs and ends."""
+"""Test how the loop counts, syncs and ends."""
 
 import threading
 
@@ -159,18 +159,18 @@ class TestEntering:
         for step in range(2):
             for optimizer in inner:
                 lab.push(model, optimizer, 0, step)
-        said = r"3 inner steps were taken .* never entered.*with DiLoCo"
-        with pytest.raises(SyncError, match=said):
+        text = r"3 inner steps were taken .* never entered.*with DiLoCo"
+        with pytest.raises(SyncError, match=text):
             lab.push(model, inner[0], 0, 2)
 
     def test_a_loop_that_is_made_anew_takes_the_place_of_one_that_was_never_entered(self, lab):
         model, inner, first, _ = loop(sync_every=1)
-        said = "another outer loop is using this inner optimizer"
+        text = "another outer loop is using this inner optimizer"
         with loop(None, model, inner)[2] as second:
             for step in range(4):
                 lab.push(model, inner, 0, step)
             for again in (lambda: loop(None, model, inner), first.__enter__):
-                with pytest.raises(ConfigurationError, match=said):
+                with pytest.raises(ConfigurationError, match=text):
                     again()
         assert (first.inner_steps, second.inner_steps) == (0, 4)
         with first:

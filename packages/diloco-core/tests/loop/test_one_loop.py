@@ -175,6 +175,6 @@ class SaysThatItReloaded:
 def test_an_exchange_that_keeps_no_state_cannot_have_reloaded_the_model():
     model, inner, outer, _ = loop(SaysThatItReloaded(in_process(1)[0]), sync_every=1)
     model(torch.ones(1, 2)).sum().backward()
-    said = "SaysThatItReloaded says that the model was reloaded"
-    with pytest.raises(SyncError, match=said), outer:
+    text = "SaysThatItReloaded says that the model was reloaded"
+    with pytest.raises(SyncError, match=text), outer:
         inner.step()

@@ -53,12 +53,12 @@ def clipped(exchange, learned, **options):
 
 def decoded(learned, codec):
     """For every rank the values of each tensor, as the others read them."""
-    found = []
+    results = []
     for each in learned:
         values = torch.tensor([value for tensor in each for value in tensor], dtype=torch.float64)
         parts = as_sent(codec, values).split([len(tensor) for tensor in each])
-        found.append([part.tolist() for part in parts])
-    return found
+        results.append([part.tolist() for part in parts])
+    return results
 
 
 def clip_first(learned, codec="plain", weights=None):
@@ -103,12 +103,12 @@ def cases(draw):
 @example([[[1000.0] + [1.0] * 99], [[10.0] + [1.0] * 99]], "threads", "int8", 0, "equal")
 def test_every_tensor_is_scaled_down_to_the_median(learned, kind, codec, delay, weight):
     options = {"codec": codec, "delay": delay, "weight": weight}
-    found = run(lambda each: clipped(each, learned, **options), exchanges(kind, len(learned)))
+    results = run(lambda each: clipped(each, learned, **options), exchanges(kind, len(learned)))
     steps = 2 - delay
     tokens = [(steps * (1 + 2 * rank)) ** 2 / steps for rank in range(len(learned))]
     wanted, scales = clip_first(learned, codec, tokens if weight == "tokens" else None)
-    for values, reports in found:
-        for each, other, right in zip(values, found[0][0], wanted, strict=True):
+    for values, reports in results:
+        for each, other, right in zip(values, results[0][0], wanted, strict=True):
             assert torch.equal(each, other)
             assert each.tolist() == pytest.approx(right, rel=1e-9, abs=1e-9)
         (report,) = reports
@@ -179,14 +179,14 @@ def trimmed_cases(draw):
 def test_every_element_is_the_mean_of_those_that_are_left(case, kind, codec, delay):
     trim, learned = case
     options = {"aggregate": "trimmed", "trim": trim, "codec": codec, "delay": delay}
-    found = run(lambda each: train(each, learned, **options), exchanges(kind, len(learned)))
+    results = run(lambda each: train(each, learned, **options), exchanges(kind, len(learned)))
     least = trim or 1
     columns = zip(*(tensors[0] for tensors in decoded(learned, codec)), strict=True)
     left = [sorted(column)[least : len(column) - least] for column in columns]
     wanted = torch.tensor([-sum(column) / len(column) for column in left], dtype=torch.float64)
-    for (values,), _ in found:
+    for (values,), _ in results:
         assert torch.allclose(values, wanted, rtol=1e-12, atol=1e-9)
-        assert torch.equal(values, found[0][0][0])
+        assert torch.equal(values, results[0][0][0])
 
 
 @pytest.mark.parametrize(("fewest", "fits"), [(2, False), (3, True)])

@@ -18,7 +18,7 @@ def stopped(lab, experiment, stop, **options):
 
 
 def goes_on(lab, experiment, saved, stop, wanted=None, **options):
-    """Whether the rest of the run comes to what the whole run comes to."""
+    """Return whether the rest of the run comes to what the whole run comes to."""
     again = lab.run(experiment.since(saved, stop), in_process(REPLICAS, **options))
     return all(map(equal, again, wanted or whole(lab, experiment)))
 

@@ -116,7 +116,7 @@ class TestTheEndOfAnElasticRun:
     """What too few replicas were left to sync is in nobody's model, as it is not in the run's."""
 
     def ends(self, tmp_path, train, replicas, late="carry"):
-        """What replicas hold at the end, their reports, and what export writes, by rank."""
+        """Return what replicas hold at the end, their reports, and what export writes, by rank."""
         reports = {rank: [] for rank in range(replicas)}
 
         def replica(node):
@@ -155,10 +155,10 @@ class TestTheEndOfAnElasticRun:
         held, reports, written = self.ends(tmp_path, train, 3)
         assert lab.identical([*held.values(), written])
         assert not reports[2][-1].committed
-        said = (
+        text = (
             "rank 2: the last 5 inner steps of this replica are not in the model, because too few"
         )
-        assert said in caplog.text
+        assert text in caplog.text
         assert caplog.text.count("are not in the model") == 1
 
     def test_so_is_a_contribution_that_is_still_carried(self, lab, tmp_path, caplog):

@@ -164,8 +164,8 @@ def test_inner_state_that_was_not_loaded_is_told_of(lab, caplog):
     saved.go_on(saved.state)
     assert caplog.text == ""
     saved.go_on(saved.state, inner_state=False)
-    said = "the inner optimizer (SGD) had a state when this outer loop was saved, and has none now"
-    assert said in caplog.text
+    text = "the inner optimizer (SGD) had a state when this outer loop was saved, and has none now"
+    assert text in caplog.text
     caplog.clear()
     plain = Saved(lab, momentum=0)
     plain.go_on(plain.state, inner_state=False)
@@ -245,8 +245,8 @@ def test_a_model_that_was_not_loaded(lab, what):
 
     first, second = run_replicas(replica, in_process(2))
     assert isinstance(second, ConfigurationError)
-    said = "does not hold the values that it held when the state of this outer loop was saved"
-    assert said in str(second)
+    text = "does not hold the values that it held when the state of this outer loop was saved"
+    assert text in str(second)
     assert "load_state_dict" in str(second)
     assert "rank 1 failed" in str(first)
 

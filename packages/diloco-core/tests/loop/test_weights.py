@@ -1,4 +1,4 @@
-"""How much each replica's contribution counts, over every exchange, by the formulas."""
+"""Test how much each replica's contribution counts, over every exchange, by the formulas."""
 
 import json
 from fractions import Fraction
@@ -62,7 +62,7 @@ def by_the_formulas(tokens, weight, steps, codec="plain"):
             delta = sum((gradient(rank, step) for step in taken), torch.zeros_like(values))
             learned.append(as_sent(codec, delta))
             weights.append(weigh(weight, len(taken), sum(tokens[rank][step] for step in taken)))
-        shares.append([each / sum(weights) for each in weights])
+        shares.append([weight / sum(weights) for weight in weights])
         values = values - sum(float(a) * d for a, d in zip(shares[-1], learned, strict=True))
     return values, shares
 
@@ -86,14 +86,14 @@ def test_every_sync_is_the_weighted_mean(tokens, kind, weight, codec, last):
     steps = [2 * EVERY] * len(tokens)
     if kind in {"threads", "store"}:
         steps[0] = last
-    found = run(
+    results = run(
         lambda each: train(each, tokens, weight, steps[each.rank], codec=codec),
         exchanges(kind, len(tokens)),
     )
     wanted, shares = by_the_formulas(tokens, weight, steps, codec)
-    for values, reports in found:
+    for values, reports in results:
         assert torch.allclose(values, wanted, rtol=1e-12, atol=1e-12)
-        assert torch.equal(values, found[0][0])
+        assert torch.equal(values, results[0][0])
         for report, each in zip(reports, shares, strict=True):
             assert near(report.weights, [] if len(set(each)) == 1 else each)
             assert json.loads(report.to_json())["weights"] == list(report.weights)
@@ -122,7 +122,7 @@ def test_tokens_and_steps_belong_to_what_is_sent(kind, delay):
         lambda each: train(each, tokens, "tokens", **options), exchanges(kind, 2)
     ):
         for report, first in zip(reports, (0, EVERY), strict=True):
-            weights = [sum(each[first : first + sent]) ** 2 for each in tokens]
+            weights = [sum(token[first : first + sent]) ** 2 for token in tokens]
             assert near(report.weights, [Fraction(w, sum(weights)) for w in weights])
 
 

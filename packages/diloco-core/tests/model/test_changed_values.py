@@ -78,7 +78,7 @@ class TestValuesThatChange:
 def test_all_have_their_turn(monkeypatch):
     """Where nothing tells that values were changed, a part of them is read at every sync."""
     monkeypatch.setattr(READ_AT_ONCE, 16)
-    found = []
+    results = []
     for changed in range(5):
         model = nn.ParameterList([torch.ones(4) for _ in range(6)])
         for number in range(5):
@@ -88,8 +88,8 @@ def test_all_have_their_turn(monkeypatch):
         with pytest.raises(ModelChangedError) as caught:
             live(model, inner, outer, act, *range(5))
         assert caught.value.tensor == str(changed)
-        found.append(outer.committed)
-    assert sorted(found) == [0, 1, 2, 3, 4], "one of them at every sync"
+        results.append(outer.committed)
+    assert sorted(results) == [0, 1, 2, 3, 4], "one of them at every sync"
 
 
 @pytest.mark.parametrize("change", [follow, follow_by_assignment])
@@ -226,10 +226,10 @@ NOTHING = [averaged_and_back, by_hand_and_loaded_back, the_same, a_copy_of_it]
 @pytest.mark.parametrize("change", NOTHING)
 @pytest.mark.parametrize("options", [{}, {"delay": 1, "sync_every": 4}])
 def test_what_is_put_back_is_nothing(lab, change, options):
-    found = lab.run(lambda e: train(lab, e, change, **options), in_process(2))
+    results = lab.run(lambda e: train(lab, e, change, **options), in_process(2))
     wanted = lab.run(lambda e: train(lab, e, lambda _: None, **options), in_process(2))
-    assert [committed for _, committed in found] == [committed for _, committed in wanted]
-    assert lab.identical([values for values, _ in found + wanted])
+    assert [committed for _, committed in results] == [committed for _, committed in wanted]
+    assert lab.identical([values for values, _ in results + wanted])
 
 
 def test_a_file_that_the_model_is_saved_to_holds_nothing_of_ours(lab):

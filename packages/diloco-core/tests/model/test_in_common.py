@@ -1,4 +1,4 @@
-"""What replicas must have in common though it is never synced."""
+"""Test what replicas must have in common though it is never synced."""
 
 import pytest
 import torch

@@ -30,8 +30,8 @@ class TestInferenceMode:
     def test_a_buffer_that_was_made_in_it(self, lab):
         model, inner, outer, _ = loop(None, lab.fill(Counting()))
         infer = torch.inference_mode()(lambda model: model(torch.zeros(1, 2)))
-        said = r"'seen' was made inside torch.inference_mode.*no_grad"
-        with pytest.raises(ModelChangedError, match=said) as caught:
+        text = r"'seen' was made inside torch.inference_mode.*no_grad"
+        with pytest.raises(ModelChangedError, match=text) as caught:
             live(model, inner, outer, infer, 0)
         assert caught.value.tensor == "seen"
 
@@ -168,8 +168,8 @@ class TestOptimizers:
 
         model = nn.Linear(2, 2)
         wrapped = torch.optim.SGD(model.parameters())
-        said = "steps of Wrapper cannot be counted.*optimizer that it wraps.*Lookahead.*leave it ou"
-        refused(said, model, Wrapper(wrapped))
+        text = "steps of Wrapper cannot be counted.*optimizer that it wraps.*Lookahead.*leave it ou"
+        refused(text, model, Wrapper(wrapped))
         assert loop(None, model, wrapped)
 
 

@@ -37,11 +37,11 @@ class Transformer(nn.Module):
 
 def parts(model, kind, count=None):
     """What each fragment holds: the numbers of layers, and the names of what else there is."""
-    found = []
+    results = []
     for part in fragments_of(model, (kind, count) if count else kind):
         held = [int(name.split(".")[1]) if name.startswith("layers.") else name for name in part]
-        found.append(list(dict.fromkeys(held)))
-    return found
+        results.append(list(dict.fromkeys(held)))
+    return results
 
 
 def refused(message, model, *pattern):
@@ -68,8 +68,8 @@ class TestPatterns:
     def test_layers_are_dealt_out(self, caplog, layers, kind, count, wanted):
         with caplog.at_level(logging.INFO, "diloco_core"):
             assert parts(Transformer(layers), kind, count) == wanted
-        said = f"fragments=({kind!r}, {count}): the layers in 'layers' ({layers} Block) are dealt"
-        assert said in caplog.text
+        text = f"fragments=({kind!r}, {count}): the layers in 'layers' ({layers} Block) are dealt"
+        assert text in caplog.text
 
     @pytest.mark.parametrize("kind", ["strided", "sequential"])
     @pytest.mark.parametrize(("layers", "count"), [(4, 2), (6, 2), (7, 3), (12, 4), (25, 9)])
@@ -222,9 +222,9 @@ class TestInTheLoop:
             return train(*exchanges(kind, 1, tmp_path, resume=resume), fragments)
 
         live(("strided", 2), resume=False)
-        said = (
+        text = (
             r"begun with other fragments.*'layers\.[12]\.mixed\.weight' is .* in fragment . in the"
         )
-        with pytest.raises(MismatchError, match=said):
+        with pytest.raises(MismatchError, match=text):
             live(("sequential", 2))
         assert live(("strided", 2))[0] == ["0", "1", "0", "1"]

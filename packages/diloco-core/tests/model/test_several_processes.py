@@ -50,7 +50,7 @@ def sharded(model):
 
 
 @pytest.mark.parametrize(
-    ("wrap", "said"),
+    ("wrap", "text"),
     [
         (several, r"the model is wrapped for several processes \(DistributedDataParallel\)"),
         (
@@ -61,10 +61,10 @@ def sharded(model):
     ],
 )
 @pytest.mark.parametrize("kind", ["store", "elastic", "threads"])
-def test_a_model_of_several_processes_is_refused(group, lab, wrap, said, kind):
+def test_a_model_of_several_processes_is_refused(group, lab, wrap, text, kind):
     (exchange,) = exchanges(kind, 1)
     assert loop(exchange, lab.small_model()), "a group of one process is no obstacle"
-    with pytest.raises(ConfigurationError, match=f"{said}.*one process is one replica"):
+    with pytest.raises(ConfigurationError, match=f"{text}.*one process is one replica"):
         loop(exchange, wrap(lab.small_model()))
     exchange.leave()
 

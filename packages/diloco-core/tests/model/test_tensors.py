@@ -1,4 +1,4 @@
-"""Which tensors are synced: trainable ones, each once, whatever their shape, dtype and layout."""
+"""Test which tensors are synced: trainable ones, each once, whatever their shape and dtype."""
 
 import pytest
 import torch

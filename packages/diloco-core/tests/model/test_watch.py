@@ -1,4 +1,4 @@
-"""What is synced is the model's at every sync: nothing is replaced or added without a word."""
+"""Test that what is synced stays the model's: nothing is replaced or added without a word."""
 
 import pytest
 import torch
@@ -82,10 +82,10 @@ class TestChanges:
     def test_a_group_of_another_models_parameters(self):
         _, inner, outer = net_loop()
         inner.add_param_group({"params": list(nn.Linear(7, 1).parameters())})
-        said = (
+        text = (
             r"inner optimizer 0 \(SGD\) holds a tensor .*: number 0 of its group 1, float32\[1, 7\]"
         )
-        with pytest.raises(ModelChangedError, match=said) as caught:
+        with pytest.raises(ModelChangedError, match=text) as caught:
             outer.__enter__()
         assert caught.value.tensor == ""
 
@@ -157,8 +157,8 @@ class TestWhatIsAllowed:
             model.mean = model.head.mean = torch.ones(3)
 
         one = lambda model: setattr(model, "mean", torch.ones(3))  # noqa: E731
-        said = r"buffers 'mean' and 'head\.mean' were one tensor"
-        with pytest.raises(ModelChangedError, match=said):
+        text = r"buffers 'mean' and 'head\.mean' were one tensor"
+        with pytest.raises(ModelChangedError, match=text):
             live(model, inner, outer, 0, both, 1, one, 2)
         assert outer.committed == 2
 
@@ -196,7 +196,7 @@ class TestTheStart:
             net_loop(model=model, inner=optimizer)
 
     @pytest.mark.parametrize(
-        ("change", "said"),
+        ("change", "text"),
         [
             (lambda m: weight_of(m.head, m.body.weight.data[:2]),
              "'body.weight' and 'head.weight' share memory without being the same tensor"),
@@ -208,18 +208,18 @@ class TestTheStart:
              "elements of 'body.bias' .* share memory with each other"),
         ],
     )  # fmt: skip
-    def test_tied_by_memory_and_not_by_identity(self, lab, change, said):
+    def test_tied_by_memory_and_not_by_identity(self, lab, change, text):
         model = Net()
         change(model)
-        self.refused(lab, said, model)
-        if "'mean'" in said:
+        self.refused(lab, text, model)
+        if "'mean'" in text:
             assert net_loop(model=model, buffers="none")
 
     def test_an_optimizer_of_something_else(self, lab):
         model, other = Net(), Net()
         sgd, adam = torch.optim.SGD, torch.optim.Adam
         extra = [{"params": model.parameters()}, {"params": [nn.Parameter(torch.ones(4, 5))]}]
-        for optimizer, said in [
+        for optimizer, text in [
             (sgd(extra), r"optimizer 0 \(SGD\) holds .* number 0 of its group 1, float32\[4, 5\]"),
             (adam(other.parameters()), "holds a tensor that is not a parameter of the model"),
             (
@@ -227,13 +227,13 @@ class TestTheStart:
                 r"inner optimizer 1 \(Adam\) holds .* number 0 of its group 0, float32\[2, 3\]",
             ),
         ]:
-            self.refused(lab, said, model, optimizer)
+            self.refused(lab, text, model, optimizer)
 
     def test_a_parameter_that_nobody_trains(self, lab):
         model = Net()
         body = torch.optim.SGD(model.body.parameters(), lr=1.0)
-        said = "'head.weight' .* is trainable, but no inner optimizer holds it"
-        self.refused(lab, said, model, body)
+        text = "'head.weight' .* is trainable, but no inner optimizer holds it"
+        self.refused(lab, text, model, body)
         head = torch.optim.SGD(model.head.parameters())
         assert net_loop(model=model, inner=[body, head])
         # Frozen ones in an optimizer are fine.
@@ -241,8 +241,8 @@ class TestTheStart:
 
     def test_a_parameter_without_a_shape(self, lab):
         model = nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(3))
-        said = "'1.weight' does not have a shape yet: run a batch through the model"
-        self.refused(lab, said, model)
+        text = "'1.weight' does not have a shape yet: run a batch through the model"
+        self.refused(lab, text, model)
 
 
 @pytest.mark.parametrize("policy", ["mean", "rank0", "none"])

@@ -118,8 +118,8 @@ def test_a_residual_that_was_not_saved_is_lost_and_said(kind, save_every, delay,
     caplog.clear()
     run(lambda each: live(each, 10, **options), exchanges(kind, 2, tmp_path, resume=True))
     for rank in (0, 1):
-        said = f"rank {rank}: error feedback of fragment 0 starts again from zero after sync"
-        (record,) = [each for each in caplog.records if said in each.getMessage()]
+        text = f"rank {rank}: error feedback of fragment 0 starts again from zero after sync"
+        (record,) = [record for record in caplog.records if text in record.getMessage()]
         assert record.levelno == logging.WARNING
         assert "save_inner_every=1 avoids this" in record.getMessage()
 

@@ -61,7 +61,7 @@ class Loop:
 
 
 def refused(results, kind):
-    """Who owned what was refused says so; with fixed membership the others hear of it."""
+    """Check that the owner names what was refused; in a fixed run the others hear of it."""
     owners = [error for error in results if isinstance(error, NonFiniteUpdateError)]
     assert len(owners) == (1 if kind in {"threads", "store"} else 2), results
     for error in results:

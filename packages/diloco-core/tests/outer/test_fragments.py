@@ -1,4 +1,4 @@
-"""What a fragment says of values before they are sent: whether they are finite, and there."""
+"""Test what a fragment says of values before they are sent: whether they are finite, and there."""
 
 import math
 

@@ -167,7 +167,7 @@ def asking(lab, exchange, wishes, steps=4, **options):
 
 
 @pytest.mark.parametrize(
-    ("wishes", "rates", "told"),
+    ("wishes", "rates", "words"),
     [
         # Of two the one with the greater rank is heard, and the other is told.
         ({(0, 1): [0.25], (1, 1): [0.5]}, [0.7, 0.5, 0.5, 0.5], ["rank 0", "0.25", "takes 0.5"]),
@@ -178,22 +178,22 @@ def asking(lab, exchange, wishes, steps=4, **options):
         ({(1, 1): [0.25], (0, 2): [0.5]}, [0.7, 0.25, 0.5, 0.5], []),
     ],
 )
-def test_who_is_heard_and_who_is_told(lab, caplog, wishes, rates, told):
-    found = lab.run(lambda exchange: asking(lab, exchange, wishes), in_process(2))
-    assert found == [rates, rates]
+def test_who_is_heard_and_who_is_told(lab, caplog, wishes, rates, words):
+    results = lab.run(lambda exchange: asking(lab, exchange, wishes), in_process(2))
+    assert results == [rates, rates]
     messages = [text for text in caplog.messages if "set_outer_lr() was called" in text]
-    assert len(messages) == bool(told)
-    assert all(part in messages[0] for part in told)
+    assert len(messages) == bool(words)
+    assert all(part in messages[0] for part in words)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_wish_while_a_sync_is_under_way_is_for_the_next_one(lab, caplog, kind):
     """An earlier one that travels with that sync is heard, and the later one is not lost."""
     wishes = {(0, 0): [0.25], (0, 1): [0.5]}
-    found = lab.run(
+    results = lab.run(
         lambda each: asking(lab, each, wishes, 6, sync_every=2, delay=1), exchanges(kind, 2)
     )
-    assert found == [[0.25, 0.5, 0.5]] * 2
+    assert results == [[0.25, 0.5, 0.5]] * 2
     assert caplog.messages == []
 
 
@@ -203,8 +203,8 @@ def test_a_wish_after_which_nothing_comes(lab, caplog):
         lab.push(model, inner, 0, 0)
         lab.push(model, inner, 0, 1)
         outer.set_outer_lr(0.5)
-    said = "set_outer_lr(0.5) was called, but this replica has contributed to no sync"
-    assert said in caplog.text
+    text = "set_outer_lr(0.5) was called, but this replica has contributed to no sync"
+    assert text in caplog.text
 
 
 def test_it_may_be_called_where_the_report_comes():

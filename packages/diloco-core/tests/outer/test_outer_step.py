@@ -41,7 +41,7 @@ def start_values(shapes):
 
 
 def movement(rank, step, number, shape):
-    """How far an inner step takes a parameter."""
+    """Return how far an inner step takes a parameter."""
     generator = torch.Generator().manual_seed(10_000 * rank + 100 * step + number)
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 

@@ -23,7 +23,7 @@ def learned(number):
 
 
 def decoded(values):
-    """What the others read: shard by shard, since blocks begin anew in each."""
+    """Return what the others read: shard by shard, since blocks begin anew in each."""
     out = torch.empty_like(values)
     for shard in range(LAYOUT.shards):
         for piece in LAYOUT.shard(shard):
@@ -86,10 +86,10 @@ def test_what_was_counted_and_what_remains_is_what_was_learned(events):
 
 def test_an_outcome_that_is_not_its_own_leaves_nothing():
     """Another contribution with the same end, or another one that was counted meanwhile."""
-    for told, before, after in (("dropped", 2, 2), ("counted", 4, 3)):
+    for text, before, after in (("dropped", 2, 2), ("counted", 4, 3)):
         residual = make()
         residual.offer(learned(0), before)
-        assert residual.settle(told, after)
+        assert residual.settle(text, after)
         assert not residual.values
     residual.load([torch.ones(SIZE), torch.empty(0)], 2)
     residual.offer(learned(1), 4)

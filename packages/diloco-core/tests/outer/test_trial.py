@@ -1,4 +1,4 @@
-"""Which optimizers may take the outer steps: they are tried out, whatever their class."""
+"""Test which optimizers may take the outer steps: they are tried out, whatever their class."""
 
 import re
 
@@ -136,7 +136,7 @@ def test_an_unknown_one_that_is_elementwise_trains(lab, make):
 
 
 @pytest.mark.parametrize(
-    ("kept", "said"),
+    ("kept", "text"),
     [
         (lambda p: torch.zeros(2), r"a tensor of shape \[2\] and dtype torch.float32"),
         (lambda p: p.bfloat16(), "a tensor of shape .* and dtype torch.bfloat16"),
@@ -146,8 +146,8 @@ def test_an_unknown_one_that_is_elementwise_trains(lab, make):
     ],
     ids=["another size", "another dtype", "two dimensions", "text", "a list"],
 )
-def test_a_state_that_cannot_be_published(kept, said):
-    refused(f"'kept', {said}", lambda given: Keeps(given, kept))
+def test_a_state_that_cannot_be_published(kept, text):
+    refused(f"'kept', {text}", lambda given: Keeps(given, kept))
 
 
 def test_a_state_that_can_be_published():
@@ -157,7 +157,7 @@ def test_a_state_that_can_be_published():
 
 def sgd_of(*groups, **options):
     return lambda given: torch.optim.SGD(
-        [{"params": each(given)} for each in groups], **{"lr": 1.0, **options}
+        [{"params": group(given)} for group in groups], **{"lr": 1.0, **options}
     )
 
 
@@ -249,8 +249,8 @@ def test_settings_that_change_are_refused_at_the_next_sync(name, value):
             optimizer.param_groups[0][name] = value
 
     model, inner, outer, _ = loop(fragments=2, outer_optimizer=keeps)
-    said = rf"outer_{name} is {value} for fragment \d, but .* in the run"
-    with pytest.raises(ConfigurationError, match=said):
+    text = rf"outer_{name} is {value} for fragment \d, but .* in the run"
+    with pytest.raises(ConfigurationError, match=text):
         live(model, inner, outer, 0, change, 1)
 
 

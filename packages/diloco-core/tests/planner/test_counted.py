@@ -1,4 +1,4 @@
-"""What is planned and what is reported is what a store sees, in an order that is not luck."""
+"""Test that a store sees what is planned and reported, in an order that is not luck."""
 
 import re
 import threading
@@ -182,7 +182,7 @@ def moved(kind, stores, params, *, warm, syncs, publish_every=2, **options):
         turns.follow(rank, store)
     run(replica, [StoreExchange(s, rank, replicas, membership) for rank, s in enumerate(stores)])
     mean = [sum(after[i] - before[i] for before, after in seen) / replicas / syncs for i in (0, 1)]
-    return mean, [each[warm:last] for each in reports]
+    return mean, [report[warm:last] for report in reports]
 
 
 OPTIMIZERS = {
@@ -200,7 +200,7 @@ PLANNED = ("codec", "state_codec", "full_state_every", "clip")
 
 
 def compare(tmp_path, kind, replicas, params, *, outer_state=1.0, **options):
-    """What a replica sends and receives in a sync, and what is planned."""
+    """Return what a replica sends and receives in a sync, and what is planned."""
     stores = [CountedFolder(open_store(str(tmp_path))) for _ in range(replicas)]
     # Eight syncs, since some records are read once in so many; and after three publications the
     # store holds what it keeps.

@@ -1,4 +1,4 @@
-"""What the planner says before anything is run."""
+"""Test what the planner says before anything is run."""
 
 import math
 from dataclasses import replace

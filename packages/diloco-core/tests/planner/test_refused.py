@@ -1,4 +1,4 @@
-"""What cannot be planned is refused by name."""
+"""Test that what cannot be planned is refused by name."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What a run makes of its own plan: the topology, and a warning about syncs that are long."""
+"""Test what a run makes of its own plan: the topology, and a warning about syncs that are long."""
 
 import json
 from functools import partial

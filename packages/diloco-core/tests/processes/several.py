@@ -345,9 +345,9 @@ def plain_values(model):
 
 
 def evaluated(outer, model, optimizer, x):
-    """What the committed model says, and whether all is as before, also after an error."""
-    own, gradients = plain_values(model), [each.grad for each in model.parameters()]
-    trained = [each for each in model.parameters() if each.requires_grad]
+    """Return what the committed model says, and whether all is as before, also after an error."""
+    own, gradients = plain_values(model), [parameter.grad for parameter in model.parameters()]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     trained[0].requires_grad_(False)
     with contextlib.suppress(ArithmeticError), outer.global_model(), torch.no_grad():
         inside, answers = plain_values(model), model(x).flatten().tolist()
@@ -435,7 +435,7 @@ def start(folder, replicas, rank, case):
 
 def wait(processes):
     """Return the exit status of each process and what it has logged."""
-    ended = [each.communicate() for each in processes]
+    ended = [process.communicate() for process in processes]
     return [(status, errors) for status, _, errors in ended]
 
 

@@ -143,7 +143,7 @@ def test_a_leader_that_is_stopped_is_named(tmp_path):
 @pytest.mark.parametrize("kind", ["plain", "ddp"])
 def test_a_leader_that_has_failed_is_named_though_it_is_gone(tmp_path, kind):
     case = {"raise_on": [8, 0]}
-    first, second = (said["raised"] for _, said in trained(tmp_path, "run", [(kind, 2)], case))
+    first, second = (text["raised"] for _, text in trained(tmp_path, "run", [(kind, 2)], case))
     assert first == "ArithmeticError: a bad batch"
     assert second == f"ProcessFailedError: process 0 of this replica has failed: {first}"
 
@@ -153,7 +153,7 @@ def test_a_leader_that_has_failed_is_named_though_it_is_gone(tmp_path, kind):
 def test_the_process_that_has_failed_is_named_by_the_others(tmp_path, kind):
     case = {"raise_on": [8, 1], "connect": {"return_within": 0.0}}
     first, second, other = (
-        said["raised"] for _, said in trained(tmp_path, "run", [(kind, 2), ("plain", 1)], case)
+        text["raised"] for _, text in trained(tmp_path, "run", [(kind, 2), ("plain", 1)], case)
     )
     named = "process 1 of this replica has failed: ArithmeticError: a bad batch"
     assert second == "ArithmeticError: a bad batch"

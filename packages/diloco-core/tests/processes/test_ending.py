@@ -1,4 +1,4 @@
-"""How the processes of a replica end together."""
+"""Test how the processes of a replica end together."""
 
 import subprocess
 import sys

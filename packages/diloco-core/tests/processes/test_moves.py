@@ -1,4 +1,4 @@
-"""What the leader of a replica tells its other processes, and what they tell it."""
+"""Test what the leader of a replica tells its other processes, and what they tell it."""
 
 import math
 import pickle

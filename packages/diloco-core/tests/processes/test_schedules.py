@@ -132,7 +132,7 @@ PROBLEMS = st.none() | st.tuples(
 @given(st.lists(STEPS, max_size=8), PROBLEMS, st.booleans(), st.booleans())
 @example([("write", 0)], ("values", 1), False, False)
 @settings(max_examples=150, deadline=None)
-def test_no_process_waits_for_what_the_others_do_not_do(script, problem, everything, told):
+def test_no_process_waits_for_what_the_others_do_not_do(script, problem, everything, text):
     collectives = Collectives()
     models = [[torch.full((2,), float(number)) for number in range(TENSORS)] for _ in range(3)]
     twin = [torch.zeros(2) for _ in range(TENSORS)]
@@ -141,7 +141,7 @@ def test_no_process_waits_for_what_the_others_do_not_do(script, problem, everyth
     def member(number):
         inside = Threads(collectives, number)
         process = TrainingProcess()
-        process.training, process.told_to_end = True, told
+        process.training, process.told_to_end = True, text
         inner = InnerStates(inside, State(problem == ("inner", number)), process)
 
         def mail():
@@ -180,7 +180,7 @@ def test_no_process_waits_for_what_the_others_do_not_do(script, problem, everyth
         assert outcomes[0].startswith(known), outcomes[0]
         # A replica that ends already is only interrupted if it is told again: it saves what it can.
         again = any(what == "told" for what, _ in script)
-        assert again or not (told and "SystemExit" in outcomes[0]), script
+        assert again or not (text and "SystemExit" in outcomes[0]), script
     else:
         assert all(torch.equal(a, b) for a, b in zip(models[0], models[1], strict=True))
         assert all(torch.equal(a, b) for a, b in zip(models[0], models[2], strict=True))

@@ -327,14 +327,14 @@ def test_a_process_that_leaves_before_the_others_is_told_so(tmp_path):
 
 @pytest.mark.processes
 def test_a_child_that_is_forked_in_the_block_may_leave_it(tmp_path):
-    for _, said in trained(tmp_path, "run", [("ddp", 2)], {"fork": [4, 0]}):
-        assert (said["raised"], said["committed"]) == (None, 4)
+    for _, text in trained(tmp_path, "run", [("ddp", 2)], {"fork": [4, 0]}):
+        assert (text["raised"], text["committed"]) == (None, 4)
 
 
 @pytest.mark.processes
 def test_steps_outside_the_block_are_refused(tmp_path):
-    for _, said in trained(tmp_path, "run", [("ddp", 2)], {"never_entered": True}):
-        assert said["raised"].startswith("SyncError: 6 inner steps were taken since this outer")
+    for _, text in trained(tmp_path, "run", [("ddp", 2)], {"never_entered": True}):
+        assert text["raised"].startswith("SyncError: 6 inner steps were taken since this outer")
 
 
 @pytest.mark.processes

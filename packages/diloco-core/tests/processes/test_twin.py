@@ -57,13 +57,13 @@ def test_each_process_gives_and_takes_its_part_of_a_shared_memory():
     alone = Alone()
     tensors = [torch.arange(5.0), torch.tensor(7), torch.ones(3, 2, dtype=torch.bfloat16)]
     wholes = shared_values(alone, tensors)
-    assert all(not each.any() for each in wholes)
+    assert all(not whole.any() for whole in wholes)
     held = held_tensors(alone, tensors, wholes)
     spread(alone, lambda: held, [], range(3))
-    before = [each._version for each in wholes]
+    before = [whole._version for whole in wholes]
     assert all(torch.equal(*pair) for pair in zip(tensors, wholes, strict=True))
     wholes[1].fill_(8)
-    assert [each._version for each in wholes] == [before[0], before[1] + 1, before[2]]
+    assert [whole._version for whole in wholes] == [before[0], before[1] + 1, before[2]]
     spread(alone, lambda: held, [1, 2])
     assert tensors[1] == 8
 

@@ -1,4 +1,4 @@
-"""What must hold after any simulated run."""
+"""Check what must hold after any simulated run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TOLERANCE_OF_CODECS = 0.06
 def violations(
     outcome: Outcome, training: SimulatedTraining, *, deadline: float = 700.0
 ) -> list[str]:
-    """What a simulated run has done wrong; empty where nothing.
+    """Return what a simulated run has done wrong; empty where nothing.
 
     Replicas at the same sync hold the same bytes, which are those that the log says: no
     contribution counted twice, half or not at all, and no batch learned twice by a rank. Their

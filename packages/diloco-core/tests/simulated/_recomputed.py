@@ -91,7 +91,9 @@ def recompute(
             inputs += _keys(manifest, before, index, fragment) if before else []
             known = (before, index) in values and store.contents.keys() >= set(inputs)
             if manifest.membership == "fixed":
-                known &= all((each.rank, each.epoch, record.sync) in own for each in record.members)
+                known &= all(
+                    (member.rank, member.epoch, record.sync) in own for member in record.members
+                )
             if known:
                 for copy, value in zip(fragment.copy, values[before, index], strict=True):
                     copy.copy_(value)
@@ -108,7 +110,7 @@ def recompute(
 def contributed(
     store: SimulatedStore, log: Sequence[Commit | Rollback], fragments: Sequence[Fragment]
 ) -> dict[str, torch.Tensor]:
-    """What all replicas read of the contributions that count, by key.
+    """Return what all replicas read of the contributions that count, by key.
 
     Those that were not written to this store are left out.
 
@@ -225,7 +227,7 @@ def _read(
 
 
 def held(job: SyncJob) -> torch.Tensor:
-    """What a replica is about to contribute, as others would read all of it."""
+    """Return what a replica is about to contribute, as others would read all of it."""
     layout, source = job.layout, as_sent(job)
     values = torch.empty(layout.groups[0].numel, dtype=layout.groups[0].dtype, device="cpu")
     for number in range(layout.shards):
@@ -260,7 +262,7 @@ def was_passed(store: SimulatedStore, key: str) -> bool:
 def lost_parts(
     store: SimulatedStore, log: Sequence[Commit | Rollback], fragments: Sequence[Fragment]
 ) -> dict[str, torch.Tensor]:
-    """Which elements of contributions were lost with those who made them, by the key of the
+    """Return which elements of contributions were lost with those who made them, by the key of the
     contribution.
 
     The headers of the shards of their ranks say so. These shards hold the mean with a zero in their
@@ -296,17 +298,17 @@ _ROUNDING = 1e-4  # of sums that replicas have computed in another order
 
 
 def is_plain(codec: str) -> bool:
-    """Whether a codec changes nothing."""
+    """Return whether a codec changes nothing."""
     return find_codec(codec).plain
 
 
 def is_sparse(codec: str) -> bool:
-    """Whether a codec sends few values."""
+    """Return whether a codec sends few values."""
     return _codec.is_sparse(find_codec(codec))
 
 
 def decoded(codec: str, values: torch.Tensor) -> torch.Tensor:
-    """What is read of values, fp32, that were sent with a codec."""
+    """Return what is read of values, fp32, that were sent with a codec."""
     read, found = torch.empty_like(values), find_codec(codec)
     found.decode(found.encode(values), read)
     return read
@@ -331,5 +333,5 @@ def sent_of(codec: str, values: torch.Tensor, read: torch.Tensor) -> torch.Tenso
 
 
 def is_near(values: torch.Tensor, others: torch.Tensor) -> bool:
-    """Whether values differ by rounding only."""
+    """Return whether values differ by rounding only."""
     return float((values - others).abs().max()) < _ROUNDING

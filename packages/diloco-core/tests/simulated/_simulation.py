@@ -118,7 +118,7 @@ class Outcome:
     seconds: float = 0.0
 
     def errors(self) -> dict[tuple[int, int], BaseException]:
-        """What incarnations raised, other than being killed."""
+        """Return what incarnations raised, other than being killed."""
         return {
             key: value
             for key, value in self.results.items()
@@ -238,7 +238,7 @@ def simulate(
 def _in_background(
     scheduler: Scheduler, connection: Connection, act: Callable[[], object]
 ) -> Callable[[float | None], bool]:
-    """What a process does beside its training; see :func:`._timing.in_thread`."""
+    """Return what a process does beside its training; see :func:`._timing.in_thread`."""
     over = False
 
     def body() -> None:
@@ -261,7 +261,7 @@ def _in_background(
 def _repeat(
     scheduler: Scheduler, connection: Connection, seconds: float, act: Callable[[], object]
 ) -> Callable[[], None]:
-    """What a process does every so many seconds beside everything else; see
+    """Return what a process does every so many seconds beside everything else; see
     :class:`._timing.Timing`.
     """
     over = False

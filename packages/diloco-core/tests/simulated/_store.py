@@ -75,7 +75,7 @@ class SimulatedStore:
         return highest_epochs(self.below(f"claims/{rank:05}")).get(rank, 0) > epoch
 
     def stale(self, prefix: str, seconds: float) -> dict[str, int]:
-        """What :meth:`below` would have returned so many seconds ago."""
+        """Return what :meth:`below` would have returned so many seconds ago."""
         listing = self.below(prefix)
         folder = prefix.rstrip("/") + "/"
         before: dict[str, int | None] = {}

@@ -282,7 +282,7 @@ class Feedback:
         return self.before.get(key)
 
     def explains(self, log: Sequence[Commit | Rollback], salts: dict[tuple[int, int], int]) -> bool:
-        """Whether the residuals say exactly what was decoded of every contribution: what was
+        """Return whether the residuals say exactly what was decoded of every contribution: what was
         offered less what remained.
         """
         return all(
@@ -338,7 +338,7 @@ class Feedback:
                     # goes on with.
                     tellers = {incarnation, *range(counted + 1, incarnation)}
                     told = any(
-                        (member.rank, each, record.fragment) in self.said for each in tellers
+                        (member.rank, teller, record.fragment) in self.said for teller in tellers
                     )
                     lost = known and (kept is None or bool(kept.any()))
                     if before is not None and lost and not told:

@@ -322,7 +322,7 @@ class SimulatedTraining:
         read: Mapping[str, torch.Tensor],
         gone: Mapping[str, torch.Tensor],
     ) -> dict[int, list[torch.Tensor]]:
-        """What every replica must hold after every sync, computed from the log.
+        """Return what every replica must hold after every sync, computed from the log.
 
         Args:
             log: The log of the run.
@@ -369,7 +369,7 @@ class SimulatedTraining:
         return values_by_sync
 
     def _as_published(self, values: torch.Tensor) -> torch.Tensor:
-        """What all replicas read of something that the owner of a shard publishes."""
+        """Return what all replicas read of something that the owner of a shard publishes."""
         if is_plain(self.state_codec):
             return values
         return decoded(self.state_codec, values.float()).double()
@@ -396,7 +396,7 @@ class SimulatedTraining:
             values *= (median / norms).nan_to_num(1.0).clamp(max=1.0).unsqueeze(1)
         if self.trim:
             return values.sort(dim=0).values[self.trim : len(sent) - self.trim].mean(dim=0)
-        weights = torch.tensor([self.weight_of(each) for each in members], dtype=torch.float64)
+        weights = torch.tensor([self.weight_of(member) for member in members], dtype=torch.float64)
         if self.sparse:
             of_senders = weights @ (values != 0).double()
             return (weights @ values) / of_senders.where(of_senders > 0, 1.0)
@@ -460,7 +460,7 @@ class SimulatedTraining:
         return decoded(self.codec, delta)
 
     def outer_steps(self, log: Sequence[Commit | Rollback]) -> dict[int, int]:
-        """How many outer steps the model has taken after every record of the log."""
+        """Return how many outer steps the model has taken after every record of the log."""
         # By sync and fragment.
         steps = dict.fromkeys(((0, index) for index in range(len(self.sizes))), 0)
         now, counts = [0] * len(self.sizes), {}

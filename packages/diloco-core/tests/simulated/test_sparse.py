@@ -10,7 +10,7 @@ SENT = (0.75, 0.75, -0.75, 0.5, -0.5)
 
 
 def read_of(places):
-    """What is read where these values were sent, in their order, at these places."""
+    """Return what is read where these values were sent, in their order, at these places."""
     values = torch.zeros(300)
     for place, value in zip(places, SENT, strict=True):
         values[place] = value

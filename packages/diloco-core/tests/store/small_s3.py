@@ -106,7 +106,7 @@ class SmallS3:
         return None
 
     def store(self, key, data, condition):
-        """Whether the object was written."""
+        """Return whether the object was written."""
         with self.lock:
             if condition == "*" and self.conditions and key in self.objects:
                 return False

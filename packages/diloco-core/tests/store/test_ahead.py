@@ -29,7 +29,7 @@ def read(reader):
 
 
 def gets(small_s3):
-    """How often objects were asked for."""
+    """Return how often objects were asked for."""
     return [method for method, _ in small_s3.log].count("GET")
 
 

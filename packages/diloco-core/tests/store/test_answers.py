@@ -112,13 +112,13 @@ def test_what_is_refused_for_good_is_not(store, small_s3, clock, act, status, co
 
 
 def test_a_refused_conditional_write_names_itself_and_the_way_out(store, small_s3, clock):
-    for status, code, said in (
+    for status, code, text in (
         (501, "NotImplemented", r"conditional write \(If-None-Match: \*\).*a folder that all"),
         (403, "AccessDenied", r"a policy of the bucket refuses conditional writes"),
     ):
         small_s3.faults.clear()
         small_s3.fail(status, "PUT", times=99, code=code)
-        with pytest.raises(StoreUnavailableError, match=said):
+        with pytest.raises(StoreUnavailableError, match=text):
             creates_once(store)
     assert clock.now == 0
 
@@ -140,8 +140,8 @@ def test_a_wrong_clock_and_too_few_requests_are_named(store, small_s3, clock):
     small_s3.faults.clear()
     small_s3.fail(503, "PUT", times=9999, code="SlowDown")
     store.patience, before = 20, clock.now
-    told = r"(?=.*SlowDown).*no, said the store.*for up to 20 s.* fewer connections="
-    with pytest.raises(StoreUnavailableError, match=told):
+    text = r"(?=.*SlowDown).*no, said the store.*for up to 20 s.* fewer connections="
+    with pytest.raises(StoreUnavailableError, match=text):
         store.put("k", [b"x"])
     assert 10 < clock.now - before <= 20
 
@@ -229,7 +229,7 @@ def library(module, name):
 
 
 def of_gcsfs(status, reason, message):
-    """What gcsfs makes of an answer."""
+    """Return what gcsfs makes of an answer."""
     said = {"code": status, "message": message, "errors": [{"reason": reason}]}
     path = "https://storage.googleapis.com/upload/b/rate limit/o"
     validate = library("gcsfs.retry", "validate_response")

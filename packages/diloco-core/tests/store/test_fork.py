@@ -21,7 +21,7 @@ pytestmark = [
 
 
 def forked(act):
-    """What ``act`` returns in a forked process, which must not hang."""
+    """Return what ``act`` returns in a forked process, which must not hang."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""What every store promises, on every driver: one set of laws."""
+"""Test what every store promises, on every driver: one set of laws."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -216,8 +216,8 @@ def test_what_is_larger_than_a_record_is_refused_by_its_size(any_store):
     any_store.put("k", [bytes(PART_BYTES)] * 2)
     assert len(any_store.get("k")) == 2 * PART_BYTES
     assert len(any_store.get("k", 2 * PART_BYTES)) == 2 * PART_BYTES
-    told = rf"/k has {2 * PART_BYTES} bytes, and at most 1000 bytes are read"
-    with pytest.raises(CorruptedObjectError, match=told):
+    text = rf"/k has {2 * PART_BYTES} bytes, and at most 1000 bytes are read"
+    with pytest.raises(CorruptedObjectError, match=text):
         any_store.get("k", 1000)
     any_store.put("empty", [])
     assert any_store.get("empty", 0) == b""

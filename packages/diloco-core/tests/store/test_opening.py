@@ -36,8 +36,8 @@ def silent():
 def test_an_endpoint_that_never_answers_is_named(silent, point_at, scheme, reading, monkeypatch):
     monkeypatch.setattr("diloco_core._store._open.OPENING_SECONDS", 0.3)
     point_at(silent)
-    told = rf"s3://bucket/run cannot be opened: .* within 0\.3 s.*{silent}"
-    with pytest.raises(StoreUnavailableError, match=told):
+    text = rf"s3://bucket/run cannot be opened: .* within 0\.3 s.*{silent}"
+    with pytest.raises(StoreUnavailableError, match=text):
         open_store(f"{scheme}://bucket/run", reading=reading)
 
 
@@ -58,8 +58,8 @@ def test_any_driver_is_given_up_in_time(when, monkeypatch):
     scheme = f"hangs{len(when)}"
     fsspec.register_implementation(scheme, Hangs)
     try:
-        told = r"within 0\.2 s. Its endpoint is the one that the driver for"
-        with pytest.raises(StoreUnavailableError, match=told):
+        text = r"within 0\.2 s. Its endpoint is the one that the driver for"
+        with pytest.raises(StoreUnavailableError, match=text):
             open_store(f"{scheme}://bucket/run")
     finally:
         never.set()
@@ -159,7 +159,7 @@ class TestSecrets:
 
 
 class TestStrayObjects:
-    """What browsers of stores and desktops leave in a bucket."""
+    """Test what browsers of stores and desktops leave in a bucket."""
 
     STRAYS = (
         "", "deltas/", "deltas/00000001/", "deltas//0", "deltas/.DS_Store", ".DS_Store",
@@ -173,8 +173,8 @@ class TestStrayObjects:
         odd = any(part in f"/{stray}" for part in ("//", "/.", "\n")) and "DS_" not in stray
         if store.driver.name == "obstore" and odd:
             # It cannot list past such names. No tool leaves them behind, and that is told.
-            told = r"(?s)invalid path.* Remove that object, .*or use fsspec\+s3://"
-            with pytest.raises(StoreUnavailableError, match=told):
+            text = r"(?s)invalid path.* Remove that object, .*or use fsspec\+s3://"
+            with pytest.raises(StoreUnavailableError, match=text):
                 store.list("deltas/" if "deltas" in stray else "")
             return
         assert store.list("") == store.list("deltas/") == {}

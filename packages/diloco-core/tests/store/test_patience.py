@@ -116,9 +116,9 @@ def test_only_a_long_outage_is_told_in_the_log(store, driver, clock, caplog):
     assert not caplog.records
     driver.until = clock.now + 200
     store.put("k", [b"x"])
-    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert 3 <= len(told) <= 4
-    assert all("cannot write 'k' in far://run: outside: no answer" in line for line in told)
+    texts = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert 3 <= len(texts) <= 4
+    assert all("cannot write 'k' in far://run: outside: no answer" in line for line in texts)
 
 
 class TestPatient:
@@ -153,15 +153,15 @@ class TestPatient:
         assert 800 <= clock.now < 803
         assert patient.downtime == clock.now
         away.until = 10_000.0
-        told = r"^the server is away\. It was tried again for 899 s\.$"
-        with pytest.raises(StoreUnavailableError, match=told) as caught:
+        text = r"^the server is away\. It was tried again for 899 s\.$"
+        with pytest.raises(StoreUnavailableError, match=text) as caught:
             patient.get("k")
         assert not caught.value.lasting
 
     def test_what_lasts_is_not_waited_for(self, away, clock, timing):
         away.lasting, away.until = True, 800.0
-        told = r"away\. It was tried again for 3 s, and no longer, since this does"
-        with pytest.raises(StoreUnavailableError, match=told):
+        text = r"away\. It was tried again for 3 s, and no longer, since this does"
+        with pytest.raises(StoreUnavailableError, match=text):
             Patient(away, timing).get("k")
         assert clock.now == pytest.approx(3.1)
 
@@ -194,11 +194,11 @@ class TestPatient:
         assert 200 <= clock.now < 203
         assert store.downtime == clock.now, "which counts towards nobody's lost_after"
         assert store.get("claims/0") == b"mine"
-        told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-        assert len(told) == 4, "at once, and once a minute"
-        assert all(to_mend in line for line in told)
-        assert told[0].startswith("trying again: ")
-        assert told[1].startswith("trying again, for 6")
+        texts = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert len(texts) == 4, "at once, and once a minute"
+        assert all(to_mend in line for line in texts)
+        assert texts[0].startswith("trying again: ")
+        assert texts[1].startswith("trying again, for 6")
 
     def test_a_full_disk_gets_back_what_was_kept(self, tmp_path, clock, timing, monkeypatch):
         folder = open_store(str(tmp_path))

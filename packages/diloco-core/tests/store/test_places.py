@@ -1,4 +1,4 @@
-"""Which driver opens a place, and what is said of one that cannot be used."""
+"""Test which driver opens a place, and what is said of one that cannot be used."""
 
 import sys
 import zipfile
@@ -17,7 +17,7 @@ from diloco_protocol import MissingDependencyError
 
 class TestBadUris:
     @pytest.mark.parametrize(
-        ("uri", "told"),
+        ("uri", "text"),
         [
             *((uri, "rendezvous URI") for uri in ("", "  ", None, 7)),
             ("sftpx://host/run", r"unknown scheme 'sftpx'[^!]*s3://"),
@@ -25,8 +25,8 @@ class TestBadUris:
             ("obstore+gs://bucket/run", r"write 'gs://bucket/run'"),
         ],
     )
-    def test_are_refused(self, uri, told):
-        with pytest.raises(ConfigurationError, match=told) as error:
+    def test_are_refused(self, uri, text):
+        with pytest.raises(ConfigurationError, match=text) as error:
             open_store(uri)
         assert len(str(error.value)) < 300  # fsspec knows about sixty schemes
 
@@ -86,11 +86,11 @@ class TestBadPlaces:
             RemoteStore("s3://bucket/run", driver)
 
     @pytest.mark.parametrize(
-        ("method", "reading", "told"), [("PUT", False, "cannot write"), ("GET", True, "be listed:")]
+        ("method", "reading", "text"), [("PUT", False, "cannot write"), ("GET", True, "be listed:")]
     )
-    def test_a_store_that_is_down(self, small_s3, driver, remote, clock, method, reading, told):
+    def test_a_store_that_is_down(self, small_s3, driver, remote, clock, method, reading, text):
         small_s3.fail(503, method, times=10**6)
-        with pytest.raises(StoreUnavailableError, match=rf"{told} .* tried again for up to 5 s"):
+        with pytest.raises(StoreUnavailableError, match=rf"{text} .* tried again for up to 5 s"):
             remote(driver, reading=reading)
         assert clock.now <= 5
 

@@ -16,7 +16,7 @@ _prefixes = itertools.count()
 
 
 def run(stores):
-    """What the replicas hold after three outer steps; all the same."""
+    """Return what the replicas hold after three outer steps; all the same."""
     exchanges = [StoreExchange(store, r, REPLICAS) for r, store in enumerate(stores)]
     results = train(lambda rank: fill(torch.nn.Linear(120, 120)), exchanges, steps=6)
     assert identical(results)

@@ -34,7 +34,7 @@ def test_only_whole_numbers_from_one_on(name):
 
 
 @pytest.mark.parametrize(
-    ("settings", "told", "works"),
+    ("settings", "text", "works"),
     [
         ({"block_bytes": 2**16 - 1}, "at least 65536 .* not 65535", {"block_bytes": 2**16}),
         ({"budget_bytes": 16 * MIB - 1}, "at least 16777216.*smaller", {"budget_bytes": 16 * MIB}),
@@ -46,8 +46,8 @@ def test_only_whole_numbers_from_one_on(name):
         ),
     ],
 )
-def test_what_cannot_work_is_refused_with_what_would(settings, told, works):
-    with pytest.raises(ConfigurationError, match=told):
+def test_what_cannot_work_is_refused_with_what_would(settings, text, works):
+    with pytest.raises(ConfigurationError, match=text):
         Transfer(**settings)
     Transfer(**{**settings, **works})
 

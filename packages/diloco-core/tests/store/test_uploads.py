@@ -222,8 +222,8 @@ def test_room_in_the_temporary_folder_is_waited_for(s3fs, small_s3, tmp_path, mo
     assert small_s3.objects["run/large"] == b"a" * PART_BYTES + b"b" * PART_BYTES
     monkeypatch.setattr(os, "write", lambda *_: full(tries.clear(), b""))
     s3fs.patience = 0.0
-    told = r"folder for temporary files.*No space left.*TMPDIR"
-    with pytest.raises(StoreUnavailableError, match=told) as caught:
+    text = r"folder for temporary files.*No space left.*TMPDIR"
+    with pytest.raises(StoreUnavailableError, match=text) as caught:
         s3fs.put("large", [bytes(PART_BYTES)])
     assert not caught.value.lasting
     assert list(tmp_path.iterdir()) == []

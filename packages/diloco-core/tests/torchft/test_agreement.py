@@ -190,8 +190,8 @@ def test_a_replica_that_comes_too_late_refuses_itself(lab):
             self.inner._step += 3 * (self.rank == 1)
 
     run = Replicas(lab, Late)
-    told = r"rank 1 has come too late: it was at step 0 .* at step 3\..*min_replicas"
-    refused(run.results[1], told)
+    text = r"rank 1 has come too late: it was at step 0 .* at step 3\..*min_replicas"
+    refused(run.results[1], text)
     assert not isinstance(run.results[0], MismatchError)
 
 
@@ -224,9 +224,9 @@ def test_a_vote_of_no_is_in_the_report_and_in_the_log(lab, caplog):
             (False, "dropped", 2, 0),
             (True, "counted", 2, 2),
         ]
-    told = "the manager has voted against the sync of fragment 0 after 1 outer steps. What this"
+    text = "the manager has voted against the sync of fragment 0 after 1 outer steps. What this"
     for rank, record in enumerate(sorted(caplog.records, key=lambda record: record.message)):
-        assert record.message.startswith(f"rank {rank}: {told} replica has learned")
+        assert record.message.startswith(f"rank {rank}: {text} replica has learned")
     assert lab.identical(run.results)
 
 

@@ -114,7 +114,7 @@ class Noting(Refusing):
 
 
 def equal(a, b):
-    """Whether two states are the same to the bit."""
+    """Return whether two states are the same to the bit."""
     if isinstance(a, torch.Tensor):
         return torch.equal(a, b)
     if isinstance(a, dict):

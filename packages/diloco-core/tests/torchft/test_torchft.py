@@ -42,7 +42,7 @@ class Net(torch.nn.Module):
 
 
 def trajectory(lab, rank, wrap, *, seed=0, flushed=False):
-    """What a replica holds after every inner step, and at the end if it is ``flushed``."""
+    """Return what a replica holds after every inner step, and at the end if it is ``flushed``."""
     model = lab.fill(Net(), seed)
     inner = torch.optim.AdamW(model.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(rank)

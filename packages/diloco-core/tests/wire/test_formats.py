@@ -137,7 +137,7 @@ def test_the_library_reads_what_is_written(tensors, metadata):
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "text"),
     [
         (b"", "x has 0 bytes: it is truncated"),
         (b"1234567", "x has 7 bytes: it is truncated"),
@@ -149,6 +149,6 @@ def test_the_library_reads_what_is_written(tensors, metadata):
         ((200_000).to_bytes(8, "little") + b"[" * 200_000, "the header of x is damaged"),
     ],
 )
-def test_what_is_no_header_is_refused(data, said):
-    with pytest.raises(CorruptedObjectError, match=said):
+def test_what_is_no_header_is_refused(data, text):
+    with pytest.raises(CorruptedObjectError, match=text):
         read_header(InMemory(data, "x"), "x")

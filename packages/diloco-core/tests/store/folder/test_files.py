@@ -1,4 +1,4 @@
-"""What is in a folder beside regular files that are ours alone: links, pipes, devices, strays."""
+"""Test a folder with more than regular files of ours: links, pipes, devices, strays."""
 
 import errno
 import os
@@ -32,7 +32,7 @@ def outside(tmp_path):
 
 
 def in_time(act):
-    """What ``act`` raises or returns; it must not hang."""
+    """Return what ``act`` raises or returns; it must not hang."""
     result = []
 
     def run():
@@ -116,12 +116,12 @@ class TestLinks:
         (run / "deltas").mkdir()
         link = run / "deltas" / "0"
         link.symlink_to(outside / "0")
-        told = r"'.*/deltas/0' is a symbolic link"
-        refused(reads(store, "deltas/0"), CorruptedObjectError, told)
+        text = r"'.*/deltas/0' is a symbolic link"
+        refused(reads(store, "deltas/0"), CorruptedObjectError, text)
         assert not store.create("deltas/0", b"mine")
         assert store.list("") == {}
-        told = r"'.*/deltas/0' cannot be .*: it is a symbolic link"
-        refused(writes(store, "deltas/0"), StoreUnavailableError, told, lasting=True)
+        text = r"'.*/deltas/0' cannot be .*: it is a symbolic link"
+        refused(writes(store, "deltas/0"), StoreUnavailableError, text, lasting=True)
         assert link.is_symlink()
         store.put("deltas/1", [b"y" * LARGE])
         assert (outside / "0").read_bytes() == b"precious" * LARGE
@@ -130,8 +130,8 @@ class TestLinks:
         (run / "deltas").symlink_to(outside)
         more = [lambda: store.create("deltas/1", b"mine"), lambda: store.list("deltas/")]
         acts = [*reads(store, "deltas/0"), *writes(store, "deltas/0"), *more]
-        told = r"'deltas' in it is a symbolic link, and only the run's own"
-        refused(acts, StoreUnavailableError, told)
+        text = r"'deltas' in it is a symbolic link, and only the run's own"
+        refused(acts, StoreUnavailableError, text)
         assert store.list("") == {}
         (left,) = outside.iterdir()
         assert left.read_bytes() == b"precious" * LARGE
@@ -179,8 +179,8 @@ def test_what_is_not_a_file_is_named_and_not_opened(store, run, monkeypatch, kin
     assert store.list("") == {}
     assert in_time(lambda: store.create("k", b"mine")) is False
     before = os.lstat("k")
-    told = f"it {regular}. Remove what does not belong"
-    refused(writes(store, "k"), StoreUnavailableError, told, lasting=True)
+    text = f"it {regular}. Remove what does not belong"
+    refused(writes(store, "k"), StoreUnavailableError, text, lasting=True)
     assert os.lstat("k") == before, "it is neither replaced nor removed"
     assert list(run.glob(".tmp-*")) == []
 

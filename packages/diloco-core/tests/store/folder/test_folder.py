@@ -1,4 +1,4 @@
-"""What is particular to local folders; what every store promises is in ``test_laws.py``."""
+"""Test what is particular to local folders; what every store promises is in ``test_laws.py``."""
 
 import errno
 import os

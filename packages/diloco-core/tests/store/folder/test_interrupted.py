@@ -63,7 +63,7 @@ class TestFoldersThatAreMade:
 class TestPowerCuts:
     @pytest.fixture
     def acts(self, monkeypatch):
-        """What is synced and named, in order."""
+        """Return what is synced and named, in order."""
         acts, fsync = [], os.fsync
 
         def note(descriptor):
@@ -98,8 +98,8 @@ class TestPowerCuts:
 
         monkeypatch.setattr(os, "fsync", fails)
         for write in (lambda: store.put("k", [b"x"]), lambda: store.create("k", b"x")):
-            told = r"'.*/k' cannot be written: Input/output error"
-            with pytest.raises(StoreUnavailableError, match=told) as caught:
+            text = r"'.*/k' cannot be written: Input/output error"
+            with pytest.raises(StoreUnavailableError, match=text) as caught:
                 write()
             assert not caught.value.lasting
         assert list(run.iterdir()) == []
