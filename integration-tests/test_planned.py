@@ -17,7 +17,6 @@ QUICK = [
     ("fixed", 4, 8e6),
     ("fixed", 4, 1e8),
     ("fixed", 12, 8e6),
-    ("fixed", 16, 1e8),
     ("sharded", 4, 8e6),
     ("sharded", 4, 32e6),
     ("sharded", 8, 8e6),
@@ -26,6 +25,7 @@ QUICK = [
     ("gather", 4, 32e6),
 ]
 SLOW = [
+    ("fixed", 16, 1e8),
     ("fixed", 4, 1e9),
     ("fixed", 64, 1e8),
     ("fixed", 128, 8e6),
