@@ -36,7 +36,13 @@ def random_state() -> dict[str, Any]:
     with TURNS:
         state: dict[str, Any] = {"torch": torch.get_rng_state()}
     state["python"] = [python[0], list(python[1]), python[2]]
-    state["numpy"] = [str(kind), np.asarray(keys).tolist(), int(position), int(has_gauss), float(gauss)]
+    state["numpy"] = [
+        str(kind),
+        np.asarray(keys).tolist(),
+        int(position),
+        int(has_gauss),
+        float(gauss),
+    ]
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
