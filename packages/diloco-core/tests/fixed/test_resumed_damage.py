@@ -243,8 +243,7 @@ def test_of_a_run_that_ended_in_order(make, fragments):
     assert survives(run, fragments, syncs + 1) <= set(range(syncs + 1 - fragments, syncs + 2))
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("fragments", [1, 2])
+@pytest.mark.parametrize("fragments", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize(
     "operation",
     [150, *(pytest.param(at, marks=pytest.mark.slow) for at in range(140, 190) if at != 150)],
