@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(items):
     """
     cases = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("sampled"):
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("slow"):
             cases[item.nodeid.partition("[")[0]].append(item)
     for alike in cases.values():
         alike.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
