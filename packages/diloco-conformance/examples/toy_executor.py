@@ -28,7 +28,15 @@ from diloco_protocol import (
     environment,
     retry,
 )
-from diloco_protocol.backend import Look, all_or_nothing, follow, redact, redact_json
+from diloco_protocol.backend import (
+    Look,
+    all_or_nothing,
+    check_ended,
+    check_metadata,
+    follow,
+    redact,
+    redact_json,
+)
 
 T = TypeVar("T")
 
@@ -175,10 +183,7 @@ class ToyExecutor(BaseExecutor):
         )
 
     def _check_handle(self, handle: ReplicaHandle) -> None:
-        if missing := {"account", "name", "uid"} - handle.metadata.keys():
-            raise InvalidRequestError(
-                f"this handle leads to no job: its metadata lacks {', '.join(sorted(missing))}"
-            )
+        check_metadata(handle, "a job", {"account", "name", "uid"})
         if (account := handle.metadata["account"]) != self.cloud.account:
             raise InvalidRequestError(
                 f"this handle belongs to the account {account!r}, and this executor works in "
@@ -257,10 +262,7 @@ class ToyExecutor(BaseExecutor):
         jobs = self._jobs(handle.run_id)
         if handle not in jobs:
             return  # it is gone, and what has its name now is another run
-        if alive := [one.rank for one, job in jobs.items() if job.live]:
-            raise InvalidRequestError(
-                f"ranks {alive} of run {handle.run_id!r} have not ended: cancel them first"
-            )
+        check_ended(handle.run_id, [one.rank for one, job in jobs.items() if job.live])
         for one in sorted(jobs, key=lambda one: one == handle):
             self._delete(one)  # the given one last: if this breaks off, it still finds the others
 

@@ -12,7 +12,7 @@ from diloco_protocol import (
     ReplicaStatus,
     ResultLostError,
 )
-from diloco_protocol.backend import try_rendezvous
+from diloco_protocol._rendezvous import try_rendezvous
 
 
 class Probe(Memory):

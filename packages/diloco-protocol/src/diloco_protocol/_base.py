@@ -33,8 +33,6 @@ from ._texts import readable
 from ._variables import check_variables
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from ._journal import RunJournal
     from ._types import ReplicaResult, ReplicaState, ReplicaStatus
 
@@ -558,12 +556,7 @@ class BaseExecutor(Journaled):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- shared pieces ---

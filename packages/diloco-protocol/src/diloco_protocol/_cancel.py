@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ._errors import BackendError
+from ._errors import BackendError, InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from ._handle import ReplicaHandle
 
@@ -44,3 +44,21 @@ def cancel_all(handles: Sequence[ReplicaHandle], stop: Callable[[ReplicaHandle],
             f"not be cancelled (rank {ranks}){others}. Rank {first}: {cause}",
             retryable=all(refusal.retryable for refusal in refused.values()),
         ) from cause
+
+
+def check_ended(run_id: str, alive: Collection[Any], what: str = "rank ") -> None:
+    """Refuse to remove a run of which some replicas have not ended.
+
+    Args:
+        run_id: The run.
+        alive: Those replicas, such as their ranks.
+        what: What stands before one of them in the error.
+
+    Raises:
+        InvalidRequestError: There are such replicas; says how to end them.
+    """
+    if alive:
+        raise InvalidRequestError(
+            f"{len(alive)} replicas of run {run_id!r} have not ended, such as {what}{min(alive)}: "
+            f"cancel them with cancel_run({run_id!r}), and wait with collect"
+        )

@@ -82,34 +82,27 @@ def _name_of(function: Callable[..., Any]) -> str:
         raise InvalidRequestError(
             f"the entrypoint must be text or a function, not {shown(function)}"
         )
-    if isinstance(function, functools.partial):
-        raise InvalidRequestError(
-            f"a functools.partial cannot be named: pass its arguments as kwargs. {_ADVICE}"
-        )
-    if inspect.ismethod(function) and not inspect.isclass(function.__self__):
-        raise InvalidRequestError(
-            f"{shown(function)} is bound to an object, which another process does not have. "
-            f"{_ADVICE}"
-        )
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
-    if not module or not name:
-        raise InvalidRequestError(
-            f"{shown(function)} has no name that another process could import. {_ADVICE}"
-        )
-    if "<lambda>" in name:
-        raise InvalidRequestError(
-            f"a lambda ({module}) cannot be imported by another process. {_ADVICE}"
-        )
-    if "<locals>" in name:
-        raise InvalidRequestError(
-            f"{name!r} ({module}) is defined inside a function and cannot be imported. {_ADVICE}"
-        )
-    if module in sys.modules and _look_up(module, name) != function:
-        raise InvalidRequestError(
-            f"{module}:{name} is not {shown(function)}: an import would find something else. "
-            f"{_ADVICE}"
-        )
+    if (why := _why_not(function, module, name)) is not None:
+        raise InvalidRequestError(f"{why}. {_ADVICE}")
     return f"{module}:{name}"
+
+
+def _why_not(function: Callable[..., Any], module: str | None, name: str | None) -> str | None:
+    """Say why another process could not import a function; None if it could."""
+    if isinstance(function, functools.partial):
+        return "a functools.partial cannot be named: pass its arguments as kwargs"
+    if inspect.ismethod(function) and not inspect.isclass(function.__self__):
+        return f"{shown(function)} is bound to an object, which another process does not have"
+    if not module or not name:
+        return f"{shown(function)} has no name that another process could import"
+    if "<lambda>" in name:
+        return f"a lambda ({module}) cannot be imported by another process"
+    if "<locals>" in name:
+        return f"{name!r} ({module}) is defined inside a function and cannot be imported"
+    if module in sys.modules and _look_up(module, name) != function:
+        return f"{module}:{name} is not {shown(function)}: an import would find something else"
+    return None
 
 
 def _look_up(module: str, name: str) -> Any:

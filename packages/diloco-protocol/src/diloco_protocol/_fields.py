@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ._checks import shown
+from ._checks import has_half_a_pair, shown
 from ._errors import InvalidRequestError, SpecVersionError
 from ._signals import is_signal_name
 
@@ -24,15 +24,7 @@ _CUT = "\n[... cut ...]\n"
 
 
 def _is_text(value: object) -> bool:
-    return type(value) is str and len(value) <= TEXT_CHARACTERS and _can_be_sent(value)
-
-
-def _can_be_sent(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return type(value) is str and len(value) <= TEXT_CHARACTERS and not has_half_a_pair(value)
 
 
 def _is_time(value: Any) -> bool:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ._bounds import RECORD_BYTES
 from ._checks import check_whole, shown
-from ._errors import InvalidRequestError, SpecVersionError
-from ._fields import LARGEST
+from ._errors import InvalidRequestError
+from ._fields import LARGEST, check_version
 from ._json import canonical, loads_bounded
 
 HANDLE_VERSION = 1
@@ -88,14 +88,8 @@ class ReplicaHandle:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the handle as JSON values, with a version."""
-        return {
-            "version": HANDLE_VERSION,
-            "rank": self.rank,
-            "backend_name": self.backend_name,
-            "metadata": dict(self.metadata),
-            "run_id": self.run_id,
-            "world_size": self.world_size,
-        }
+        items = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {"version": HANDLE_VERSION, **items, "metadata": dict(self.metadata)}
 
     def to_json(self) -> str:
         """Return the handle as one line of JSON."""
@@ -111,19 +105,9 @@ class ReplicaHandle:
         """
         if not isinstance(data, Mapping) or "version" not in data:
             raise InvalidRequestError(f"this is not a handle: {shown(data)}")
-        if type(data["version"]) is not int or data["version"] != HANDLE_VERSION:
-            raise SpecVersionError(
-                f"this handle has version {shown(data['version'])}, and this diloco-protocol reads "
-                f"version {HANDLE_VERSION}"
-            )
+        check_version("this handle", dict(data), HANDLE_VERSION)
         try:
-            return cls(
-                data["rank"],
-                data["backend_name"],
-                data["metadata"],
-                run_id=data["run_id"],
-                world_size=data["world_size"],
-            )
+            return cls(**{f.name: data[f.name] for f in fields(cls)})
         except KeyError as error:
             raise InvalidRequestError(f"this handle lacks {error}: {shown(dict(data))}") from None
 
@@ -131,3 +115,16 @@ class ReplicaHandle:
     def from_json(cls, text: str) -> ReplicaHandle:
         """Make a handle from the result of :meth:`to_json`; raises as :meth:`from_dict` does."""
         return cls.from_dict(loads_bounded(text, "this handle", RECORD_BYTES))
+
+
+def check_metadata(handle: ReplicaHandle, what: str, needed: Collection[str]) -> None:
+    """Refuse a handle without the metadata that lead to something, such as ``"a Job"``.
+
+    Raises:
+        InvalidRequestError: It lacks some of them.
+    """
+    if missing := sorted(set(needed) - handle.metadata.keys()):
+        lacks = ", ".join(missing)
+        raise InvalidRequestError(
+            f"this handle does not lead to {what}: it lacks the metadata {lacks}"
+        )

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ._cancel import check_ended
 from ._checks import shown
 from ._collect import RESULT_LOST, log
 from ._errors import (
     BackendError,
     DilocoError,
-    InvalidRequestError,
     ReplicaNotFoundError,
     ResultLostError,
     SpecVersionError,
@@ -75,6 +75,14 @@ class Journaled(KeptLogs):
         if gone is not None and not seen:
             raise gone
         return seen
+
+    def _has_ended(self, handle: ReplicaHandle) -> bool:
+        """Return whether a replica has ended, or is gone."""
+        try:
+            status = self._observe([handle]).get(handle)
+        except ReplicaNotFoundError:
+            status = None
+        return status is None or status.state.terminal
 
     def _ends(self, handles: Sequence[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
         """Return the ends that are known before the backend is asked."""
@@ -196,14 +204,8 @@ class Journaled(KeptLogs):
             seen = self._readable(rest) if rest else {}
         except ReplicaNotFoundError:
             return
-        alive = sorted(
-            replica.rank for replica, status in seen.items() if not status.state.terminal
-        )
-        if alive:
-            raise InvalidRequestError(
-                f"{len(alive)} replicas of run {handle.run_id!r} have not ended, such as rank "
-                f"{alive[0]}: cancel them with cancel_run({handle.run_id!r}), and wait with collect"
-            )
+        alive = [replica.rank for replica, status in seen.items() if not status.state.terminal]
+        check_ended(handle.run_id, alive)
         new = [replica for replica, status in seen.items() if self._is_new(replica, status)]
         self._keep_logs(self._read_logs(new))
         for replica, status in seen.items():

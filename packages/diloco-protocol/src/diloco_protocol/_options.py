@@ -65,8 +65,9 @@ _WORDS = {
 class Options:
     """Base class of the options of a backend.
 
-    When an instance is made, every field that has a check is checked. Subclasses do not have a
-    generated ``repr``, since an ``env`` may hold secrets.
+    When an instance is made, every field that has a check is checked. A None that is the field's
+    default is allowed, whatever the check says. Subclasses do not have a generated ``repr``, since
+    an ``env`` may hold secrets.
 
     Raises:
         InvalidRequestError: A value is not allowed; the error says what was given and what is
@@ -75,9 +76,12 @@ class Options:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            check = item.metadata.get("check")
-            if check is not None:
-                object.__setattr__(self, item.name, check(item.name, getattr(self, item.name)))
+            check, value = item.metadata.get("check"), getattr(self, item.name)
+            try:
+                object.__setattr__(self, item.name, check(item.name, value) if check else value)
+            except InvalidRequestError:
+                if value is not None or item.default is not None:
+                    raise
 
     def of_base(self, backoff: Backoff) -> dict[str, Any]:
         """Return those options that the constructor of ``BaseExecutor`` takes.

@@ -276,6 +276,24 @@ def make_request(
     )
 
 
+def refuse(request: RunRequest, platform: str, reasons: Mapping[str, str]) -> None:
+    """Refuse what a launch asks for and a platform does not have.
+
+    Args:
+        request: The launch.
+        platform: The platform in words, such as ``"local processes"``.
+        reasons: Why there is none of it, and what to do, by the names of the launch's arguments.
+
+    Raises:
+        InvalidRequestError: One of these arguments was given.
+    """
+    for name, reason in reasons.items():
+        if value := getattr(request, name):
+            raise InvalidRequestError(
+                f"{name}={shown(value)} cannot be honoured by {platform}: {reason}"
+            )
+
+
 def check_restarts(name: str, value: object) -> int:
     """Check for a number of restarts that a launch may ask for.
 

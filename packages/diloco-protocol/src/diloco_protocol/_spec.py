@@ -35,6 +35,7 @@ _UNSAID: dict[int, dict[str, Any]] = {
 }
 
 # The kernel takes at most 128 KiB per environment string, name included.
+_TEXTS = ("entrypoint", "run_id", "cohort", "rank_env", "world_size_env", "backend", "place")
 _ENVIRONMENT_PIECE = 120_000
 # Some clouds take at most 256 characters per argument.
 _ARGUMENT_PIECE = 220
@@ -90,27 +91,14 @@ class ReplicaSpec:
 
     def __post_init__(self) -> None:
         # A channel that delivers 0 or "" for a value that it has lost must not start a replica.
-        for name, number, least in (
-            ("rank", self.rank, 0),
-            ("world_size", self.world_size, 1),
-            ("attempt", self.attempt, 1),
-        ):
-            check_whole(f"a spec's {name}", number, least, LARGEST)
+        for name, least in (("rank", 0), ("world_size", 1), ("attempt", 1)):
+            check_whole(f"a spec's {name}", getattr(self, name), least, LARGEST)
         if self.rank >= self.world_size:
             raise InvalidRequestError(
                 f"a spec's rank must be below its world_size of {self.world_size}, not {self.rank}"
             )
-        texts = {
-            "entrypoint": self.entrypoint,
-            "run_id": self.run_id,
-            "cohort": self.cohort,
-            "rank_env": self.rank_env,
-            "world_size_env": self.world_size_env,
-            "backend": self.backend,
-            "place": self.place,
-        }
-        for name, text in texts.items():
-            if type(text) is not str:
+        for name in _TEXTS:
+            if type(text := getattr(self, name)) is not str:
                 raise InvalidRequestError(f"a spec's {name} must be text, not {shown(text)}")
         if self.rendezvous_uri is not None and type(self.rendezvous_uri) is not str:
             raise InvalidRequestError(

@@ -6,7 +6,7 @@ They are options, checks, resources, redaction, signals, processes, and verbs of
 
 from ._backoff import Patiently
 from ._bounds import OUTCOME_BYTES, RECORD_BYTES, RESULT_BYTES, check_size, read_bounded
-from ._cancel import cancel_all
+from ._cancel import cancel_all, check_ended
 from ._checks import (
     check_amount,
     check_callable,
@@ -25,6 +25,7 @@ from ._command import Answer, Command, command
 from ._discovery import get_command
 from ._findings import findings_of
 from ._follow import LogEnd, Look, follow
+from ._handle import check_metadata
 from ._in_time import in_time
 from ._json import check_json
 from ._launch_error import all_or_nothing
@@ -45,11 +46,9 @@ from ._outcome import FINAL_CODE
 from ._processes import Process, adopt_orphans, descendants, is_shortage, processes, read_process
 from ._recent import Recent
 from ._redact import redact, redact_and_cut, redact_json, redact_text
-from ._rendezvous import try_rendezvous
-from ._request import MAX_REPLICAS, check_restarts, check_run_prefix, is_run_id
+from ._request import MAX_REPLICAS, check_restarts, check_run_prefix, is_run_id, refuse
 from ._resources import ANY, GpuRequest, parse_gpu
 from ._secret_forms import REDACTED
-from ._secret_names import is_secret_name
 from ._signals import read_wait_status, signal_name
 from ._spec import redact_spec, spec_sha256
 from ._status_data import status_from_data, status_to_data
@@ -84,10 +83,12 @@ __all__ = [
     "check_backoff",
     "check_callable",
     "check_command",
+    "check_ended",
     "check_flag",
     "check_home",
     "check_journal",
     "check_json",
+    "check_metadata",
     "check_names",
     "check_path",
     "check_paths",
@@ -108,7 +109,6 @@ __all__ = [
     "in_time",
     "is_reserved",
     "is_run_id",
-    "is_secret_name",
     "is_shortage",
     "one_of",
     "option",
@@ -127,6 +127,7 @@ __all__ = [
     "redact_json",
     "redact_spec",
     "redact_text",
+    "refuse",
     "seconds",
     "shown",
     "signal_name",
@@ -136,7 +137,6 @@ __all__ = [
     "status_to_data",
     "takes",
     "text_like",
-    "try_rendezvous",
     "variables_from_strings",
     "variables_to_strings",
     "whole",
