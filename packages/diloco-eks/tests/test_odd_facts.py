@@ -5,6 +5,7 @@ It hides no other rank either.
 
 import pytest
 
+from diloco_eks import EKSOptions
 from diloco_eks._client._answers import own_answer
 from diloco_eks._client._client import Client
 from diloco_eks._client._cluster import Cluster
@@ -116,7 +117,7 @@ def test_a_status_about_another_kind():
 
 
 def test_events_and_workloads_of_others_are_not_taken(monkeypatch):
-    cluster = Cluster(Client())
+    cluster = Cluster(Client(EKSOptions("image")))
     ours = {"metadata": {"name": "a", "ownerReferences": [{"uid": "u", "controller": True}]}}
     label_only = {"metadata": {"name": "b", "ownerReferences": [{"uid": "u"}]}}
     events = [{"involvedObject": {"uid": uid}, "metadata": {}} for uid in ("another", "u")]

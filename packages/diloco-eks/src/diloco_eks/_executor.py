@@ -15,7 +15,6 @@ from diloco_protocol import (
     Capabilities,
     Finding,
     InvalidRequestError,
-    LaunchError,
     OutcomeMessage,
     Plan,
     ReplicaHandle,
@@ -34,17 +33,9 @@ from ._request._arguments import arguments_map
 from ._request._manifest import job_manifest
 from ._request._options import EKSOptions
 from ._state._facts import JobFacts
-from ._state._handles import check_handle, handles_of, make_handles
+from ._state._handles import check_handle, handles_of
 from ._verbs._check import check_cluster, check_queue, check_service_account
-from ._verbs._launch import (
-    StrandedError,
-    UnknownLaunchError,
-    create,
-    log_warnings,
-    send_arguments,
-    try_job,
-    withdraw,
-)
+from ._verbs._launch import create, log_warnings, send_arguments, try_job, withdraw
 from ._verbs._log_verbs import LogVerbs
 from ._verbs._runs import Runs, find_job
 
@@ -105,15 +96,9 @@ class EKSExecutor(LogVerbs):
             failure_scope="gang" if chosen.on_replica_failure == "fail_run" else "replica",
         )
         self._clock = chosen.clock
-        self._client = Client(
-            context=chosen.context,
-            kubeconfig=chosen.kubeconfig,
-            batch_api=chosen.batch_api,
-            core_api=chosen.core_api,
-            request_timeout=chosen.request_timeout or 0.001,
-        )
+        self._client = Client(chosen)
         self._cluster = Cluster(self._client)
-        self._runs = Runs(self._client, self._cluster, chosen.clock)
+        self._runs = Runs(self._cluster, chosen.clock)
 
     @cached_property
     def _options(self) -> EKSOptions:
@@ -198,34 +183,18 @@ class EKSExecutor(LogVerbs):
 
     def _submit(self, request: RunRequest) -> list[ReplicaHandle]:
         manifest = job_manifest(request, self._options)
-        server = self._client.server
         self._check_names()
         arguments = arguments_map(request, self._options)
         self._try_arguments(arguments)
         try:
-            facts, new = create(self._cluster, manifest, self._backoff, self._patience)
-        except UnknownLaunchError as error:
-            space, count = self._namespace, len(request.ranks)
-            raise LaunchError(
-                str(error),
-                make_handles(
-                    request.run_id,
-                    "",
-                    request.ranks[0],
-                    count,
-                    request.world_size,
-                    space,
-                    server,
-                    fingerprint=manifest["metadata"]["annotations"][names.FINGERPRINT],
-                ),
-            ) from error
+            facts, new = create(self._cluster, manifest, self._patiently)
         except BackendError:
             raise
         except BaseException as interrupt:
             # A run that the caller has named may belong to an earlier launch, whose replicas this
             # launch may not end.
             if not request.named:
-                withdraw(self._cluster, manifest, self._backoff, self._patience)
+                withdraw(self._cluster, manifest, self._patiently)
             # If no Job was found, the create may still be under way.
             interrupt.add_note(
                 f"the run {request.run_id!r} may have been created, or may be yet: attach it, or "
@@ -233,14 +202,9 @@ class EKSExecutor(LogVerbs):
             )
             raise
         if arguments is not None:
-            try:
-                send_arguments(
-                    self._cluster, manifest, arguments, facts, self._backoff, self._patience,
-                    ours=new or not request.named,
-                )  # fmt: skip
-            except StrandedError as error:
-                raise LaunchError(str(error), self._handles(facts, server)) from error
-        return self._handles(facts, server)
+            ours = new or not request.named
+            send_arguments(self._cluster, manifest, arguments, facts, self._patiently, ours=ours)
+        return self._handles(facts)
 
     def _check_names(self) -> None:
         """Refuse a service account or a queue that does not exist, before the launch."""
@@ -256,8 +220,8 @@ class EKSExecutor(LogVerbs):
                 "allowed"
             )
 
-    def _handles(self, facts: JobFacts, server: str) -> list[ReplicaHandle]:
-        return handles_of(facts, self._namespace, server)
+    def _handles(self, facts: JobFacts) -> list[ReplicaHandle]:
+        return handles_of(facts, self._namespace, self._client.server)
 
     # --- watching ---
 
@@ -327,8 +291,7 @@ class EKSExecutor(LogVerbs):
             facts = self._runs.job(handle)
         except ReplicaNotFoundError:
             return [handle]
-        first = facts.first_rank
-        return [replace(handle, rank=rank) for rank in range(first, first + facts.completions)]
+        return [replace(handle, rank=rank) for rank in facts.ranks]
 
     def _rendezvous(self, handle: ReplicaHandle) -> str | None:
         return self._runs.rendezvous(handle)
@@ -338,8 +301,7 @@ class EKSExecutor(LogVerbs):
         return self._cluster.list_runs(self._namespace, selector)
 
     def _attach(self, run_id: str) -> list[ReplicaHandle]:
-        space, server = self._namespace, self._client.server
-        return self._handles(find_job(self._cluster, space, run_id), server)
+        return self._handles(find_job(self._cluster, self._namespace, run_id))
 
     def _check_handle(self, handle: ReplicaHandle) -> None:
         check_handle(handle, [self._namespace, *self._given.other_namespaces])

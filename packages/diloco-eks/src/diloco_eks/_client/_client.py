@@ -24,6 +24,7 @@ from diloco_protocol import (
 from diloco_protocol.backend import in_time, read_bounded, redact_and_cut
 
 from ..__about__ import __version__
+from .._request._options import EKSOptions
 from ._errors import SilentError, UnreachedError, read_answer, read_warnings, to_error, warn
 from ._kubeconfig import (
     ACCOUNT,
@@ -73,26 +74,15 @@ class Client:
     Never reads or writes the client library's global configuration. Thread-safe.
 
     Args:
-        context: Name of the kubeconfig's context; None for its current one.
-        kubeconfig: The kubeconfig file; None for ``$KUBECONFIG`` or ``~/.kube/config``.
-        batch_api: A ``kubernetes.client.BatchV1Api`` to use instead.
-        core_api: A ``kubernetes.client.CoreV1Api`` to use with it.
-        request_timeout: Seconds for a connection, and between two pieces of an answer.
+        options: ``context``, ``kubeconfig``, ``batch_api``, ``core_api`` and ``request_timeout``.
     """
 
-    def __init__(
-        self,
-        *,
-        context: str | None = None,
-        kubeconfig: str | os.PathLike[str] | None = None,
-        batch_api: Any = None,
-        core_api: Any = None,
-        request_timeout: float = 30.0,
-    ) -> None:
-        self._context = context
-        self._kubeconfig = None if kubeconfig is None else os.fspath(kubeconfig)
-        self._given = batch_api, core_api
-        self._timeout = request_timeout
+    def __init__(self, options: EKSOptions) -> None:
+        path = options.kubeconfig
+        self._context = options.context
+        self._kubeconfig = None if path is None else os.fspath(path)
+        self._given = options.batch_api, options.core_api
+        self._timeout = options.request_timeout or 0.001
         self._lock = threading.Lock()
         self._apis: Apis | None = None
         self._refused = False

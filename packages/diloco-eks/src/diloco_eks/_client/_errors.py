@@ -20,6 +20,8 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import redact_and_cut
 
+from .._state._reading import text_of
+
 _MISSING_RIGHT = re.compile(r'cannot \w+ resource "')
 RESTRICTED = 'PodSecurity "restricted:'  # words of a namespace that requires this standard
 _WARNING = re.compile(r'299 \S+ "((?:[^"\\]|\\.)*)"')
@@ -91,13 +93,7 @@ def read_answer(status: int, body: object, headers: Mapping[str, str] | None) ->
 
     https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/status/
     """
-    text = (
-        body.decode(errors="replace")
-        if isinstance(body, bytes)
-        else body
-        if isinstance(body, str)
-        else ""
-    )
+    text = body.decode(errors="replace") if isinstance(body, bytes) else text_of(body)
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError):
@@ -105,13 +101,13 @@ def read_answer(status: int, body: object, headers: Mapping[str, str] | None) ->
     data: dict[str, Any] = parsed if isinstance(parsed, dict) else {}
     details: dict[str, Any] = data["details"] if isinstance(data.get("details"), dict) else {}
     pause = (headers or {}).get("Retry-After") or details.get("retryAfterSeconds")
-    message = _text(data.get("message"))
+    message = text_of(data.get("message"))
     return Answer(
         status,
-        reason=_text(data.get("reason")) if data.get("kind") == "Status" else "",
+        reason=text_of(data.get("reason")) if data.get("kind") == "Status" else "",
         message=message or redact_and_cut(text.strip(), 500) or f"HTTP status {status}",
         retry_after=_seconds(pause),
-        about=(_text(details.get("kind")), _text(details.get("name"))),
+        about=(text_of(details.get("kind")), text_of(details.get("name"))),
     )
 
 
@@ -201,10 +197,6 @@ def _not_its_own(status: int) -> str:
         f". This answer (status {status}) is not the cluster's own: look at what stands between, "
         "such as a proxy"
     )
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
 
 
 def _seconds(value: object) -> float | None:

@@ -196,20 +196,12 @@ def _template(
         "enableServiceLinks": False,
         "containers": [container],
     }
-    if options.service_account_name is not None:
-        pod["serviceAccountName"] = options.service_account_name
-    if options.runtime_class_name is not None:
-        pod["runtimeClassName"] = options.runtime_class_name
-    if options.node_selector:
-        pod["nodeSelector"] = dict(options.node_selector)
     affinity = node_affinity(
         {} if gpu is None else gpu.places,
         spot=request.spot,
         chosen=options.node_selector or {},
         reservation=options.capacity_reservation,
     )
-    if affinity is not None:
-        pod["affinity"] = affinity
     tolerations = [dict(toleration) for toleration in options.tolerations or ()]
     if gpu is not None:
         gpu_toleration = {
@@ -218,8 +210,16 @@ def _template(
             "effect": "NoSchedule",
         }
         tolerations += [gpu_toleration] if gpu_toleration not in tolerations else []
-    if tolerations:
-        pod["tolerations"] = tolerations
+    chosen = {
+        "serviceAccountName": options.service_account_name,
+        "runtimeClassName": options.runtime_class_name,
+        "priorityClassName": options.priority_class_name,
+        "nodeSelector": dict(options.node_selector or {}),
+        "imagePullSecrets": [{"name": name} for name in options.image_pull_secrets or ()],
+        "affinity": affinity,
+        "tolerations": tolerations,
+    }
+    pod |= {name: value for name, value in chosen.items() if value}
     shape_pod(pod, options, labels, 0 if gpu is None else gpu.count)
     return {
         "metadata": {

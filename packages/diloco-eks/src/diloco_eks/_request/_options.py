@@ -43,6 +43,7 @@ from ._pod_options import check_code, check_mounts, check_pull_secrets
 from ._quantities import check_bytes, check_cpu
 
 _DAY = 86_400
+_OWN = "one of the executor's own"
 _APIS = {
     "batch_api": ("BatchV1Api", "create_namespaced_job"),
     "core_api": ("CoreV1Api", "list_namespaced_pod"),
@@ -97,8 +98,6 @@ def _check_annotations(name: str, values: object) -> dict[str, str]:
 
 
 def _check_tolerations(name: str, values: object) -> tuple[dict[str, Any], ...]:
-    if values is None:
-        return ()
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes, Mapping)):
         raise InvalidRequestError(f"{name} must be a list of mappings, not {shown(values)}")
     tolerations = list(values)
@@ -222,66 +221,60 @@ class EKSOptions(Options):
     image: str = field(metadata=details(check=_check_image))
     _: KW_ONLY
     namespace: str | None = option(
-        None, check=or_none(check_dns_label), shown="the context's, else `default`"
+        None, check=check_dns_label, shown="the context's, else `default`"
     )
     other_namespaces: Sequence[str] = option((), check=_check_namespaces, shown="none")
     service_account_name: str | None = option(
-        None, check=or_none(check_object_name), shown="the namespace's default"
+        None, check=check_object_name, shown="the namespace's default"
     )
     node_selector: Mapping[str, str] | None = option(None, check=_check_node_selector)
     tolerations: Sequence[Mapping[str, Any]] | None = option(None, check=_check_tolerations)
-    runtime_class_name: str | None = option(None, check=or_none(check_object_name))
+    runtime_class_name: str | None = option(None, check=check_object_name)
     command: Sequence[str] | None = option(None, check=check_command, shown=" ".join(RUNNER))
     cpu_request: str = option("4", check=check_cpu, type="quantity")
     memory_request: str = option("16Gi", check=check_bytes, type="quantity")
     ttl_seconds_after_finished: int | None = option(3600, check=_check_ttl)
     backoff_limit: int = option(0, check=check_restarts)
     gpu_resource_key: str = option("nvidia.com/gpu", check=_check_resource)
-    run_id: str | None = option(None, check=or_none(check_run_prefix), shown="run")
-    batch_api: Any = option(
-        None, check=or_none(_check_api), type="BatchV1Api", shown="one of the executor's own"
-    )
-    core_api: Any = option(
-        None, check=or_none(_check_api), type="CoreV1Api", shown="one of the executor's own"
-    )
-    context: str | None = option(None, check=or_none(check_text), shown="the current one")
+    run_id: str | None = option(None, check=check_run_prefix, shown="run")
+    batch_api: Any = option(None, check=_check_api, type="BatchV1Api", shown=_OWN)
+    core_api: Any = option(None, check=_check_api, type="CoreV1Api", shown=_OWN)
+    context: str | None = option(None, check=check_text, shown="the current one")
     kubeconfig: str | os.PathLike[str] | None = option(
         None,
-        check=or_none(check_path),
+        check=check_path,
         shown="`$KUBECONFIG`, else the pod's own account in a cluster, else `~/.kube/config`",
     )
     env: Mapping[str, str] | None = option(None, check=check_variables)
     labels: Mapping[str, str] | None = option(None, check=_check_labels)
     annotations: Mapping[str, str] | None = option(None, check=_check_annotations)
-    owner: str | None = option(None, check=or_none(check_label_value))
+    owner: str | None = option(None, check=check_label_value)
     on_replica_failure: Literal["fail_run", "continue"] = option(
         "fail_run", check=one_of("fail_run", "continue")
     )
     pending_timeout: float | None = option(3600, check=or_none(check_seconds))
     grace: float = option(10.0, check=seconds(_DAY))
-    queue: str | None = option(None, check=or_none(check_label_value))
+    queue: str | None = option(None, check=check_label_value)
     gpu_types: Table | None = option(
         None, check=lambda _, table: check_table(table), type="name to label to values"
     )
-    ephemeral_storage: str | None = option(None, check=or_none(check_bytes), type="quantity")
-    shm_size: str | None = option(None, check=or_none(check_bytes), type="quantity")
+    ephemeral_storage: str | None = option(None, check=check_bytes, type="quantity")
+    shm_size: str | None = option(None, check=check_bytes, type="quantity")
     efa: int = option(0, check=whole(0, 64))
     cpu_limit: str | None = option(
         "request", check=or_none(_check_cpu_limit), type="quantity or `request`"
     )
-    priority_class_name: str | None = option(None, check=or_none(check_object_name))
+    priority_class_name: str | None = option(None, check=check_object_name)
     image_pull_secrets: Sequence[str] | None = option(None, check=check_pull_secrets)
-    mounts: Mapping[str, str] | None = option(None, check=or_none(check_mounts))
-    code: str | None = option(None, check=or_none(check_code))
+    mounts: Mapping[str, str] | None = option(None, check=check_mounts)
+    code: str | None = option(None, check=check_code)
     topology: Literal["one_zone", "spread_zones", "spread_nodes"] | None = option(
-        None, check=or_none(one_of("one_zone", "spread_zones", "spread_nodes"))
+        None, check=one_of("one_zone", "spread_zones", "spread_nodes")
     )
-    capacity_reservation: str | None = option(None, check=or_none(_check_reservation))
+    capacity_reservation: str | None = option(None, check=_check_reservation)
     hyperpod: bool = option(False, check=check_flag)
     restricted: bool = option(False, check=check_flag)
-    pod_overlay: Mapping[str, Any] | None = option(
-        None, check=or_none(check_overlay), type="pod template"
-    )
+    pod_overlay: Mapping[str, Any] | None = option(None, check=check_overlay, type="pod template")
     request_timeout: float = option(30.0, check=seconds(_DAY))
     retry_timeout: float = option(30.0, check=seconds(_DAY))
     journal: RunJournal | None = option(None, check=check_journal)

@@ -35,10 +35,6 @@ def shape_pod(pod: Json, options: EKSOptions, labels: Mapping[str, str], gpus: i
         labels: The labels of the pods of the run.
         gpus: How many GPUs a pod has.
     """
-    if options.image_pull_secrets:
-        pod["imagePullSecrets"] = [{"name": name} for name in options.image_pull_secrets]
-    if options.priority_class_name is not None:
-        pod["priorityClassName"] = options.priority_class_name
     if options.hyperpod:
         pod["nodeSelector"] = {**pod.get("nodeSelector", {}), **_HEALTHY}
         if pod["nodeSelector"] != {**_HEALTHY, **(options.node_selector or {})}:

@@ -59,6 +59,4 @@ def check_pull_secrets(what: str, value: object) -> tuple[str, ...]:
     Raises:
         InvalidRequestError: The values are not such names.
     """
-    if value is None:
-        return ()
     return tuple(names.check_object_name(what, name) for name in check_names(what, value))

@@ -46,11 +46,11 @@ class Ends:
         last = before.pod if pod is None and before else pod
         if last is not None and interrupted(last):
             if last.disrupted:
-                return self._from_verdict(judge(last), last)
+                return self._judged(last)
             if deleted_by_others(last, self.job.decided_at):
                 return self._deleted(last)
         if last is not None and hides_failure(last):
-            return self._from_verdict(judge(last), last)
+            return self._judged(last)
         verdict = None if pod is None else judge(pod)
         return ReplicaStatus(
             ReplicaState.SUCCEEDED,
@@ -69,7 +69,7 @@ class Ends:
             return self._deleted(last)
         final = last is not None and last.failures >= self.job.restarts
         if last is not None and (pods or (final and last.terminated is not None)):
-            return self._from_verdict(judge(last), last)
+            return self._judged(last)
         gone = why_gone(last) or "its pod has been removed"
         return ReplicaStatus(
             ReplicaState.FAILED,
@@ -89,17 +89,11 @@ class Ends:
         """Return the end of a replica whose pod was deleted, which is not a failure of its own."""
         code = (pod.terminated or {}).get("exitCode")
         how = "how its program ended is not known" if code is None else f"its exit code was {code}"
-        return ReplicaStatus(
-            ReplicaState.FAILED,
-            attempt=pod.attempt,
-            reason=Reason.PLATFORM,
-            message=f"{why_gone(pod)}; {how}",
-            started_at=pod.started_at,
-            finished_at=pod.finished_at,
-            native=native_end(pod),
-        )
+        text, times = f"{why_gone(pod)}; {how}", (pod.started_at, pod.finished_at)
+        return self._judged(pod, Verdict(Reason.PLATFORM, None, None, text, *times))
 
-    def _from_verdict(self, verdict: Verdict, pod: PodFacts) -> ReplicaStatus:
+    def _judged(self, pod: PodFacts, verdict: Verdict | None = None) -> ReplicaStatus:
+        verdict = verdict or judge(pod)
         return ReplicaStatus(
             ReplicaState.FAILED,
             attempt=pod.attempt,
@@ -124,20 +118,15 @@ class Ends:
             and (pod.terminated is None or ended_by_itself(pod, job.decided_at))
         )
         if pod is not None and own_failure:
-            return self._from_verdict(judge(pod), pod)
+            return self._judged(pod)
         condition = job.conditions.get("Failed")
         state = ReplicaState.FAILED
         if job.cancelled and "Complete" not in job.conditions:
-            state, reason, message = (
-                ReplicaState.CANCELLED,
-                Reason.CANCEL_REQUESTED,
-                "the run was cancelled",
-            )
+            state, reason = ReplicaState.CANCELLED, Reason.CANCEL_REQUESTED
+            message = "the run was cancelled"
         elif condition is None:
-            reason, message = (
-                Reason.PLATFORM,
-                "the Job is complete, but does not list this index as succeeded",
-            )
+            reason = Reason.PLATFORM
+            message = "the Job is complete, but does not list this index as succeeded"
         elif condition.reason == "DeadlineExceeded":
             reason = Reason.TIMEOUT
             message = (
@@ -151,7 +140,7 @@ class Ends:
         }:
             verdict = uncounted_failure(last, job)
             if last is not None and verdict is not None:
-                return self._from_verdict(verdict, last)
+                return self._judged(last, verdict)
             if last is not None and deleted_by_others(last, job.decided_at):
                 return self._deleted(last)
             reason, message = Reason.GANG_FAILED, self._gang_message(condition.message)

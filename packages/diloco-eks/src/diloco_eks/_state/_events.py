@@ -10,6 +10,7 @@ from diloco_protocol import ReplicaState, ReplicaStatus
 from diloco_protocol.backend import redact_and_cut
 
 from ._facts import JobFacts, PodFacts, parse_time
+from ._reading import mapping, text_of
 
 #: Seconds for which a pod may be missing or may wait before its events are read.
 STUCK_SECONDS = 15.0
@@ -38,24 +39,7 @@ class Event:
 
 def read_events(events: Iterable[Mapping[str, Any]]) -> list[Event]:
     """Return the latest warnings among events (core/v1), one of each reason, the latest first."""
-    warnings: list[Event] = []
-    for event in events:
-        series = event.get("series") if isinstance(event.get("series"), dict) else {}
-        count = (series or {}).get("count") or event.get("count")
-        last = (
-            (series or {}).get("lastObservedTime")
-            or event.get("lastTimestamp")
-            or event.get("eventTime")
-        )
-        if event.get("type") == "Warning":
-            warnings.append(
-                Event(
-                    redact_and_cut(_text(event.get("reason")), _REASON_SHOWN),
-                    redact_and_cut(_text(event.get("message")), _SHOWN),
-                    count if type(count) is int and count > 0 else 1,
-                    parse_time(last) or 0.0,
-                )
-            )
+    warnings = [_read(event) for event in events if event.get("type") == "Warning"]
     latest: dict[str, Event] = {}
     for warning in sorted(warnings, key=lambda event: -event.last):
         latest.setdefault(warning.reason, warning)
@@ -85,5 +69,13 @@ def _told(event: Event) -> str:
     return f"{event.reason}{times}: {event.message}"
 
 
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+def _read(event: Mapping[str, Any]) -> Event:
+    series = mapping(event.get("series"))
+    count = series.get("count") or event.get("count")
+    last = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
+    return Event(
+        redact_and_cut(text_of(event.get("reason")), _REASON_SHOWN),
+        redact_and_cut(text_of(event.get("message")), _SHOWN),
+        count if type(count) is int and count > 0 else 1,
+        parse_time(last) or 0.0,
+    )

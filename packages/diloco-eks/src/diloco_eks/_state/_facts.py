@@ -74,6 +74,11 @@ class JobFacts:
     queue: str | None
 
     @property
+    def ranks(self) -> range:
+        """Return the ranks of the replicas."""
+        return range(self.first_rank, self.first_rank + self.completions)
+
+    @property
     def culprit(self) -> int | None:
         """Return the failed index that messages of other ranks name; None if none has failed."""
         return min(self.failed, default=None)

@@ -5,47 +5,31 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from diloco_protocol import BackendError, InvalidRequestError, ReplicaHandle
-from diloco_protocol.backend import read_whole, redact_text, shown
+from diloco_protocol.backend import check_metadata, read_whole, redact_text, shown
 
 from .._request._names import check_dns_label
 from ._facts import JobFacts
 
 
-def make_handles(
-    run_id: str,
-    uid: str,
-    first_rank: int,
-    count: int,
-    world_size: int,
-    namespace: str,
-    server: str,
-    *,
-    fingerprint: str = "",
-) -> list[ReplicaHandle]:
-    """Return the handles of a run's replicas, in rank order.
+def handles_of(facts: JobFacts, namespace: str, server: str) -> list[ReplicaHandle]:
+    """Return the handles of the replicas of a Job, in rank order.
 
-    If it is not known whether the Job was created, the uid is empty, and the launch's fingerprint
-    identifies the Job.
+    If it is not known whether the Job was created, its manifest has no uid, and the launch's
+    fingerprint identifies it.
     """
     metadata = {
-        "first_rank": str(first_rank),
-        "job_name": run_id,
-        "job_uid": uid,
+        "first_rank": str(facts.first_rank),
+        "job_name": facts.run_id,
+        "job_uid": facts.uid,
         "namespace": namespace,
         "server": server,
     }
-    if not uid:
-        metadata["fingerprint"] = fingerprint
+    if not facts.uid:
+        metadata["fingerprint"] = facts.fingerprint
     return [
-        ReplicaHandle(rank, "eks", metadata, run_id=run_id, world_size=world_size)
-        for rank in range(first_rank, first_rank + count)
+        ReplicaHandle(rank, "eks", metadata, run_id=facts.run_id, world_size=facts.world_size)
+        for rank in facts.ranks
     ]
-
-
-def handles_of(facts: JobFacts, namespace: str, server: str) -> list[ReplicaHandle]:
-    """Return the handles of the replicas of a Job, in rank order."""
-    ranks = facts.first_rank, facts.completions, facts.world_size
-    return make_handles(facts.run_id, facts.uid, *ranks, namespace, server)
 
 
 def check_handle(handle: ReplicaHandle, namespaces: Collection[str]) -> None:
@@ -57,10 +41,7 @@ def check_handle(handle: ReplicaHandle, namespaces: Collection[str]) -> None:
     """
     place = handle.metadata
     needed = {"first_rank", "job_name", "job_uid", "namespace", "server"}
-    if missing := (needed if place.get("job_uid") else needed | {"fingerprint"}) - place.keys():
-        raise InvalidRequestError(
-            f"this handle does not lead to a Job: its metadata lacks {', '.join(sorted(missing))}"
-        )
+    check_metadata(handle, "a Job", needed if place.get("job_uid") else needed | {"fingerprint"})
     read_whole(
         "this handle does not lead to a Job: its first_rank", place["first_rank"], 0, handle.rank
     )
@@ -122,12 +103,11 @@ def index_of(handle: ReplicaHandle, facts: JobFacts) -> int:
     Raises:
         InvalidRequestError: The Job has no such rank.
     """
-    index = handle.rank - facts.first_rank
-    if not 0 <= index < facts.completions:
+    if handle.rank not in facts.ranks:
         last = facts.first_rank + facts.completions - 1
         raise InvalidRequestError(
             f"the Job {facts.name} has the ranks {facts.first_rank} to {last}, and not "
             f"{handle.rank}: the handle is not of this launch, or the Job's completions were "
             "changed"
         )
-    return index
+    return handle.rank - facts.first_rank

@@ -31,7 +31,7 @@ def run_of(job: Mapping[str, Any]) -> str:
     first = _number(annotations.get(names.FIRST_RANK), MAX_REPLICAS)
     size = _number(annotations.get(names.WORLD_SIZE), MAX_REPLICAS)
     count = _count(spec.get("completions"))
-    run_id = _text(labels.get(names.RUN))
+    run_id = text_of(labels.get(names.RUN))
     named = metadata.get("name") == run_id and is_run_id(run_id)
     ranked = first is not None and size is not None and 0 < count <= size - first
     kind = spec.get("completionMode") == "Indexed"
@@ -51,14 +51,14 @@ def read_job(job: Mapping[str, Any]) -> JobFacts:
     listed = status if 0 < completions <= MAX_REPLICAS else {}  # otherwise it is not our Job
     conditions = _conditions(status)
     return JobFacts(
-        name=_text(metadata.get("name")),
-        uid=_text(metadata.get("uid")),
-        version=_text(metadata.get("resourceVersion")),
+        name=text_of(metadata.get("name")),
+        uid=text_of(metadata.get("uid")),
+        version=text_of(metadata.get("resourceVersion")),
         created=parse_time(metadata.get("creationTimestamp")) or 0.0,
         completions=completions,
         parallelism=_count(spec.get("parallelism", completions)),
-        completed=expand_indexes(_text(listed.get("completedIndexes")), completions),
-        failed=expand_indexes(_text(listed.get("failedIndexes")), completions),
+        completed=expand_indexes(text_of(listed.get("completedIndexes")), completions),
+        failed=expand_indexes(text_of(listed.get("failedIndexes")), completions),
         conditions=conditions,
         suspended=spec.get("suspend") is True and "Suspended" in conditions,
         cancelled=names.CANCELLED in annotations,
@@ -70,8 +70,8 @@ def read_job(job: Mapping[str, Any]) -> JobFacts:
         first_rank=_number(annotations.get(names.FIRST_RANK)) or 0,
         world_size=_number(annotations.get(names.WORLD_SIZE)) or 0,
         run_id=run_of(job),
-        fingerprint=_text(annotations.get(names.FINGERPRINT)),
-        queue=_text(labels.get(names.QUEUE)) or None,
+        fingerprint=text_of(annotations.get(names.FINGERPRINT)),
+        queue=text_of(labels.get(names.QUEUE)) or None,
     )
 
 
@@ -104,15 +104,15 @@ def read_pod(pod: Mapping[str, Any]) -> PodFacts:
         if condition.get("type") == "Ready" and condition.get("status") != "True":
             unready_since = parse_time(condition.get("lastTransitionTime"))
     return PodFacts(
-        name=_text(metadata.get("name")),
-        uid=_text(metadata.get("uid")),
+        name=text_of(metadata.get("name")),
+        uid=text_of(metadata.get("uid")),
         index=-1 if index is None else index,
         created=parse_time(metadata.get("creationTimestamp")) or 0.0,
         attempt=1 + failures + ignored,
         failures=failures,
-        phase=_text(status.get("phase")),
+        phase=text_of(status.get("phase")),
         deleting=bool(metadata.get("deletionTimestamp")),
-        node=_text(mapping(pod.get("spec")).get("nodeName")),
+        node=text_of(mapping(pod.get("spec")).get("nodeName")),
         unready_since=unready_since,
         told_to_end=_told_to_end(metadata, ended=bool(own_state.get("terminated"))),
         disruption=_conditions(status).get("DisruptionTarget"),
@@ -146,7 +146,7 @@ def _within(text: str, most: int) -> str:
 
 def _conditions(status: Mapping[str, Any]) -> dict[str, Condition]:
     return {
-        _text(condition.get("type")): Condition(
+        text_of(condition.get("type")): Condition(
             *_why(condition),
             parse_time(condition.get("lastTransitionTime")),
         )
@@ -165,13 +165,14 @@ def mappings(value: object) -> list[Mapping[str, Any]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def _text(value: object) -> str:
+def text_of(value: object) -> str:
+    """Return the value if it is text; otherwise an empty text."""
     return value if isinstance(value, str) else ""
 
 
 def _why(value: Mapping[str, Any]) -> tuple[str, str]:
     """Return a reason and its message, which may contain any text of any length."""
-    reason, message = (_text(value.get(key)) for key in ("reason", "message"))
+    reason, message = (text_of(value.get(key)) for key in ("reason", "message"))
     return redact_and_cut(reason, _REASON_SHOWN), redact_and_cut(message, _SHOWN)
 
 
@@ -195,7 +196,7 @@ def _told_to_end(metadata: Mapping[str, Any], *, ended: bool) -> float | None:
 
 def _seconds(value: object) -> float | None:
     try:
-        seconds = float(_text(value))
+        seconds = float(text_of(value))
     except ValueError:
         return None
     return seconds if seconds >= 0 else None  # None for NaN too
@@ -203,6 +204,6 @@ def _seconds(value: object) -> float | None:
 
 def _number(value: object, most: int = 10**9) -> int | None:
     try:
-        return read_whole("a number", _text(value), 0, most)
+        return read_whole("a number", text_of(value), 0, most)
     except InvalidRequestError:
         return None

@@ -7,31 +7,19 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from diloco_protocol import (
-    BackendError,
-    Backoff,
-    RunConflictError,
-    UnavailableError,
-    retry,
-)
+from diloco_protocol import BackendError, LaunchError, RunConflictError, UnavailableError
+from diloco_protocol.backend import Patiently
 
 from .._client._cluster import Cluster
 from .._client._errors import ConflictError, MissingError, UnreachedError, warn
 from .._request import _names as names
 from .._state._facts import JobFacts
+from .._state._handles import handles_of
 from .._state._reading import mappings, read_job
 
 
-class UnknownLaunchError(BackendError):
-    """Raised when it is not known whether the Job was created."""
-
-
-class StrandedError(BackendError):
-    """Raised when a run exists, but its arguments could not be sent, and it was not deleted."""
-
-
 def create(
-    cluster: Cluster, manifest: dict[str, Any], backoff: Backoff, patience: float
+    cluster: Cluster, manifest: dict[str, Any], patiently: Patiently
 ) -> tuple[JobFacts, bool]:
     """Create the Job of a run, or find the one that an earlier try created.
 
@@ -40,7 +28,7 @@ def create(
 
     Raises:
         RunConflictError: A Job of this name belongs to another launch, or is being deleted.
-        UnknownLaunchError: It is not known whether the Job was created.
+        LaunchError: It is not known whether the Job was created.
         BackendError: The Job was not created.
     """
     unsure = False
@@ -66,7 +54,7 @@ def create(
         return facts, True
 
     try:
-        return retry(once, backoff, timeout=patience)
+        return patiently(once)
     except BackendError as error:
         # A refusal says nothing of an earlier try: its Job may fill the quota that refuses another.
         if not unsure or isinstance(error, RunConflictError):
@@ -76,10 +64,11 @@ def create(
         except MissingError:
             raise error from None
         except BackendError as second:
-            name = manifest["metadata"]["name"]
-            raise UnknownLaunchError(
+            space, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+            raise LaunchError(
                 f"{error}. Whether the Job {name} was created is not known, since {second}: launch "
-                f"again with run_id={name!r}, or attach({name!r}), once the cluster answers"
+                f"again with run_id={name!r}, or attach({name!r}), once the cluster answers",
+                handles_of(read_job(manifest), space, cluster.client.server),
             ) from error
 
 
@@ -173,8 +162,7 @@ def send_arguments(
     manifest: dict[str, Any],
     arguments: dict[str, Any],
     facts: JobFacts,
-    backoff: Backoff,
-    patience: float,
+    patiently: Patiently,
     *,
     ours: bool,
 ) -> None:
@@ -188,22 +176,20 @@ def send_arguments(
         manifest: The Job.
         arguments: The ConfigMap.
         facts: The Job as it is.
-        backoff: Delays between tries.
-        patience: Seconds for which to try.
+        patiently: Tries again for a while.
         ours: Whether the Job was created just now. Any other may belong to an earlier launch, whose
             replicas this one may not end.
 
     Raises:
-        StrandedError: The ConfigMap could not be created, and the run still exists.
+        LaunchError: The ConfigMap could not be created, and the run still exists.
         BackendError: The ConfigMap could not be created, and nothing is left.
     """
     try:
-        put_arguments(cluster, arguments, facts, backoff, patience)
+        patiently(partial(put_arguments, cluster, arguments, facts))
     except BaseException as error:
         complete = None
         with contextlib.suppress(BackendError):
-            look = partial(has_arguments, cluster, arguments, facts)
-            complete = retry(look, backoff, timeout=patience)
+            complete = patiently(partial(has_arguments, cluster, arguments, facts))
         if complete:
             if isinstance(error, BackendError):
                 return
@@ -211,18 +197,17 @@ def send_arguments(
                 f"the run {facts.run_id!r} is there, and has all it needs: attach it, or cancel it"
             )
             raise
-        if complete is False and ours and withdraw(cluster, manifest, backoff, patience):
+        if complete is False and ours and withdraw(cluster, manifest, patiently):
             raise
-        raise StrandedError(
+        raise LaunchError(
             f"the run {facts.run_id!r} is there, but its arguments could not be sent ({error}), so "
             "its replicas do not start. Launch it again with the same run_id and arguments, or "
-            "cancel it"
+            "cancel it",
+            handles_of(facts, arguments["metadata"]["namespace"], cluster.client.server),
         ) from error
 
 
-def put_arguments(
-    cluster: Cluster, body: dict[str, Any], job: JobFacts, backoff: Backoff, patience: float
-) -> None:
+def put_arguments(cluster: Cluster, body: dict[str, Any], job: JobFacts) -> None:
     """Create the ConfigMap of a Job, which owns it, so that it is removed with the Job.
 
     The pods wait for the ConfigMap. Repeatable.
@@ -233,20 +218,15 @@ def put_arguments(
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job.name, "uid": job.uid}
     owned = {**body, "metadata": {**body["metadata"], "ownerReferences": [owner]}}
     space, name = body["metadata"]["namespace"], body["metadata"]["name"]
-
-    def once() -> None:
-        try:
-            cluster.create_config_map(owned)
-        except ConflictError as error:
-            if not has_arguments(cluster, body, job):
-                # The cluster is about to remove the ConfigMap of an earlier run; or it is a
-                # stranger's.
-                raise UnavailableError(
-                    f"cannot create ConfigMap {space}/{name}, since there is one that is not this "
-                    f"run's: {error}"
-                ) from error
-
-    retry(once, backoff, timeout=patience)
+    try:
+        cluster.create_config_map(owned)
+    except ConflictError as error:
+        if not has_arguments(cluster, body, job):
+            # The cluster is about to remove the ConfigMap of an earlier run; or it is a stranger's.
+            raise UnavailableError(
+                f"cannot create ConfigMap {space}/{name}, since there is one that is not this "
+                f"run's: {error}"
+            ) from error
 
 
 def has_arguments(cluster: Cluster, body: dict[str, Any], job: JobFacts) -> bool:
@@ -261,7 +241,7 @@ def has_arguments(cluster: Cluster, body: dict[str, Any], job: JobFacts) -> bool
     return is_owned and known.get("data") == body["data"]
 
 
-def withdraw(cluster: Cluster, manifest: dict[str, Any], backoff: Backoff, patience: float) -> bool:
+def withdraw(cluster: Cluster, manifest: dict[str, Any], patiently: Patiently) -> bool:
     """Delete what an interrupted launch may have created; return whether nothing is left of it."""
 
     def once() -> None:
@@ -270,7 +250,7 @@ def withdraw(cluster: Cluster, manifest: dict[str, Any], backoff: Backoff, patie
             cluster.delete_job(manifest["metadata"]["namespace"], facts.name, facts.uid)
 
     try:
-        retry(once, backoff, timeout=patience)
+        patiently(once)
     except BackendError:
         return False
     return True

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import cast
 
 from diloco_protocol import (
     BaseExecutor,
     LogQuery,
     ReplicaHandle,
-    ReplicaNotFoundError,
 )
 from diloco_protocol.backend import check_whole
 
@@ -89,14 +89,8 @@ class LogVerbs(BaseExecutor):
         return PodLog(self._source(handle), query)
 
     def _source(self, handle: ReplicaHandle) -> LogSource:
-        def terminal() -> bool:
-            try:
-                return self._observe([handle])[handle].state.terminal
-            except ReplicaNotFoundError:
-                return True
-
         facts = self._runs.job(handle)
         return LogSource(
             self._cluster, handle.metadata["namespace"], facts.uid, index_of(handle, facts),
-            terminal, self._clock, self._backoff, self._patience,
+            partial(self._has_ended, handle), self._clock, self._backoff, self._patience,
         )  # fmt: skip

@@ -17,9 +17,8 @@ from diloco_protocol import (
     UnavailableError,
     spec_from_environment,
 )
-from diloco_protocol.backend import read_whole, shown
+from diloco_protocol.backend import check_ended, read_whole, shown
 
-from .._client._client import Client
 from .._client._cluster import Cluster
 from .._client._errors import MissingError, NoLogError
 from .._request._arguments import map_name
@@ -38,8 +37,7 @@ from ._warnings import Warnings
 class Runs:
     """The runs of a cluster, by their handles. Thread-safe."""
 
-    def __init__(self, client: Client, cluster: Cluster, clock: Callable[[], float]) -> None:
-        self._client = client
+    def __init__(self, cluster: Cluster, clock: Callable[[], float]) -> None:
         self._cluster = cluster
         self._clock = clock
         self._warnings = Warnings(cluster, clock)
@@ -145,11 +143,7 @@ class Runs:
         except ReplicaNotFoundError:  # it was removed meanwhile, such as by another purge
             return
         alive = [replica.rank for replica, status in seen.items() if not status.state.terminal]
-        if alive and not facts.deleting:
-            raise InvalidRequestError(
-                f"{len(alive)} replicas of run {handle.run_id!r} have not ended, such as rank "
-                f"{alive[0]}: cancel them with cancel_run({handle.run_id!r}), and wait with collect"
-            )
+        check_ended(handle.run_id, [] if facts.deleting else alive)
         purge_job(self._cluster, space, facts)
         self._memory.forget(run)
         try:
@@ -193,7 +187,7 @@ class Runs:
         return {handle: statuses[index_of(handle, facts)] for handle in handles}
 
     def _not_here(self, handle: ReplicaHandle) -> BackendError:
-        place, server = handle.metadata, self._client.server
+        place, server = handle.metadata, self._cluster.client.server
         job = f"Job {place['namespace']}/{place['job_name']}"
         if place["server"] != server:
             return InvalidRequestError(
