@@ -7,8 +7,9 @@ import logging
 import math
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from diloco_protocol import (
@@ -28,7 +29,7 @@ from diloco_protocol import (
     RunRequest,
     UnavailableError,
 )
-from diloco_protocol.backend import all_or_nothing, cancel_all, takes
+from diloco_protocol.backend import all_or_nothing, cancel_all, refuse, takes
 
 from ._client._calls import Client
 from ._client._errors import MissingError
@@ -44,6 +45,7 @@ from ._verbs._check import check_launch
 from ._verbs._launch import Launch, Launcher, Made
 from ._verbs._logs import JobLog
 from ._verbs._runs import Runs
+from ._verbs._withdraw import withdraw
 
 _SECONDS_TO_BE_TAKEN = 10.0
 """Seconds in which no job is ended and deleted, and its name taken; AWS states no number."""
@@ -103,8 +105,8 @@ class SageMakerExecutor(BaseExecutor):
         self.capabilities = replace(type(self).capabilities, max_timeout=longest_timeout(chosen))
         self._client = Client(chosen, self._backoff)
         self._jobs = Jobs(self._client)
-        self._runs = Runs(self._client, self._jobs, self._backoff, chosen)
-        self._launcher = Launcher(self._client, self._jobs, self._backoff, self._patience)
+        self._runs = Runs(self._client, self._jobs, self._backoff, chosen, self._patiently)
+        self._launcher = Launcher(self._jobs, self._backoff, self._patience, self._patiently)
 
     def close(self) -> None:
         """Close idle connections; see :meth:`BaseExecutor.close`."""
@@ -113,18 +115,16 @@ class SageMakerExecutor(BaseExecutor):
     # --- launching ---
 
     def _check_request(self, request: RunRequest) -> None:
-        if request.secrets:
-            raise InvalidRequestError(
-                f"secrets={sorted(request.secrets)!r}: SageMaker hands no secrets to training "
-                "jobs. Keep them in AWS Secrets Manager, let the execution role read them "
-                "(secretsmanager:GetSecretValue), and have the program ask for them"
-            )
-        for name, value in (("cpu", request.cpu), ("memory", request.memory)):
-            if value is not None:
-                raise InvalidRequestError(
-                    f"{name}={value!r}: a replica has a whole instance, whose type decides. Give "
-                    "gpu= an instance type, or the executor instance_type= or cpu_instance_type="
-                )
+        whole = (
+            "a replica has a whole instance, whose type decides. Give gpu= an instance type, or "
+            "the executor instance_type= or cpu_instance_type="
+        )
+        secrets = (
+            "SageMaker hands no secrets to training jobs. Keep them in AWS Secrets Manager, let "
+            "the execution role read them (secretsmanager:GetSecretValue), and have the program "
+            "ask for them"
+        )
+        refuse(request, "SageMaker", {"secrets": secrets, "cpu": whole, "memory": whole})
 
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
         specs = request.specs(grace=self._options.grace)
@@ -199,12 +199,12 @@ class SageMakerExecutor(BaseExecutor):
             ]
 
         def take_back(error: BaseException) -> tuple[list[ReplicaHandle], str]:
-            withdrawal = self._launcher.take_back(launch)
-            survivors = unsure(withdrawal.alive)
+            left, interrupt = withdraw(self._client, launch, self._backoff, self._patience)
+            survivors = unsure(left)
             alive = ", ".join(handle.metadata["job_name"] for handle in survivors)
             note = "these training jobs may be running, and cost money until they are stopped: "
             note += alive
-            if (interrupt := withdrawal.interrupted) is not None:
+            if interrupt is not None:
                 if survivors:
                     interrupt.add_note(note)
                 raise interrupt
@@ -262,12 +262,10 @@ class SageMakerExecutor(BaseExecutor):
 
     # --- watching ---
 
-    @contextmanager
-    def _within(self, seconds: float | None) -> Iterator[None]:
+    def _within(self, seconds: float | None) -> AbstractContextManager[None]:
         """Limit the wait for answers of AWS: it ends at most 5 s after the time is over."""
         until = math.inf if seconds is None else self._backoff.clock() + seconds
-        with self._client.until(until):
-            yield
+        return self._client.until(until)
 
     def _observe_run(
         self, handles: Sequence[ReplicaHandle]
@@ -278,16 +276,8 @@ class SageMakerExecutor(BaseExecutor):
         return self._runs.result(handle)
 
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
-        options = self._options
-        log = JobLog(
-            self._client,
-            lambda: self._runs.job(handle),
-            self._backoff,
-            self._patience,
-            options.clock,
-            options.log_delay,
-        )
-        return log.lines(query)
+        look = partial(self._runs.job, handle)
+        return JobLog(self._client, look, self._backoff, self._options).lines(query)
 
     # --- ending and finding ---
 

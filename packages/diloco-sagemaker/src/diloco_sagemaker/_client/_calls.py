@@ -29,6 +29,7 @@ from ._list_rate import wait_for_turn
 from ._region import check_region, check_region_of_logs
 
 T = TypeVar("T")
+_GIVEN = ("sagemaker", "logs", "s3", "sts")  # services whose clients may be handed in
 _PAGE = 100
 _MOST_PAGES = 10_000  # of a list
 _KEPT_OF_LIST, _KEPT_OF_JOB = 1 << 28, 1 << 18  # characters
@@ -61,12 +62,7 @@ class Client:
         self._lock = threading.Lock()
         self._session = options.session
         self._account = ""
-        clients = {
-            "sagemaker": options.sagemaker_client,
-            "logs": options.logs_client,
-            "s3": options.s3_client,
-            "sts": options.sts_client,
-        }
+        clients = {name: getattr(options, f"{name}_client") for name in _GIVEN}
         self._clients = {name: client for name, client in clients.items() if client is not None}
         for client in self._clients.values():
             check_answers(client)
@@ -109,16 +105,15 @@ class Client:
             BackendError: AWS could not be asked.
         """
         if not self._account:
-            answer = self._call(
-                "sts", "get_caller_identity", "find out whose credentials these are"
-            )
-            self._account = str(answer["Account"])
+            self._account = str(self._identity()["Account"])
         return self._account
 
     def caller(self) -> str:
         """Return the ARN of the caller."""
-        answer = self._call("sts", "get_caller_identity", "find out whose credentials these are")
-        return str(answer["Arn"])
+        return str(self._identity()["Arn"])
+
+    def _identity(self) -> dict[str, Any]:
+        return self._call("sts", "get_caller_identity", "find out whose credentials these are")
 
     def not_obeyed(self) -> Iterator[str]:
         """Name the user's settings that AWS's command line obeys and these clients do not."""
@@ -287,28 +282,17 @@ class Client:
 
     def log_events(self, stream: str, **query: Any) -> dict[str, Any]:
         """Return a page of a log stream."""
-        what = f"read the log stream {stream}"
-        return self._call(
-            "logs",
-            "get_log_events",
-            what,
-            logGroupName=names.LOG_GROUP,
-            logStreamName=stream,
-            **query,
-        )
+        return self._ask_logs("get_log_events", f"read the log stream {stream}", stream, **query)
 
     def delete_log_stream(self, stream: str) -> None:
         """Delete a log stream."""
-        what = f"delete the log stream {stream}"
-        self._call(
-            "logs", "delete_log_stream", what, logGroupName=names.LOG_GROUP, logStreamName=stream
-        )
+        self._ask_logs("delete_log_stream", f"delete the log stream {stream}", stream)
+
+    def _ask_logs(self, operation: str, what: str, stream: str, **query: Any) -> dict[str, Any]:
+        place = {"logGroupName": names.LOG_GROUP, "logStreamName": stream}
+        return self._call("logs", operation, what, **place, **query)
 
     # --- any other service, for check() ---
-
-    def ask(self, service: str, operation: str, what: str, **arguments: Any) -> dict[str, Any]:
-        """Call an operation of any service, and return its answer."""
-        return self._call(service, operation, what, **arguments)
 
     def quotas(self) -> Iterator[dict[str, Any]]:
         """Yield SageMaker's quotas in this region, as Service Quotas tells them."""
@@ -355,12 +339,15 @@ class Client:
             if not following:
                 return
             if following == more.get(request_field):
-                raise UnavailableError(f"cannot {what}: a page leads to itself{NOT_ITS_OWN}")
+                raise _odd(what, "a page leads to itself")
             more = {request_field: following}
         raise UnavailableError(f"cannot {what}: there is no end after {number} pages")
 
     def _call(self, service: str, operation: str, what: str, **arguments: Any) -> dict[str, Any]:
         return self._with(service, what, lambda client: getattr(client, operation)(**arguments))
+
+    ask = _call
+    """Call an operation of any other service, for ``check``."""
 
     def _with(self, service: str, what: str, act: Callable[[Any], T]) -> T:
         client = self._of(service)
@@ -469,9 +456,7 @@ def _bounded(jobs: Iterable[T], what: str, most: int | None = None) -> Iterator[
     for job in jobs:
         kept += len(repr(job))
         if kept > most:
-            raise UnavailableError(
-                f"cannot {what}: it says more than {most} characters{NOT_ITS_OWN}"
-            )
+            raise _odd(what, f"it says more than {most} characters")
         yield job
 
 
@@ -481,16 +466,14 @@ def _as_asked(entries: Sequence[T], what: str) -> Sequence[T]:
     So a list cannot fill the memory.
     """
     if len(entries) > _PAGE:
-        raise UnavailableError(
-            f"cannot {what}: {len(entries)} entries in a page of {_PAGE}{NOT_ITS_OWN}"
-        )
+        raise _odd(what, f"{len(entries)} entries in a page of {_PAGE}")
     return entries
 
 
 def _check_same(name: str, subject: str, what: str) -> None:
     """Refuse an answer that is about another job, as the name or ARN in it shows."""
     if subject.rpartition("/")[2] != name:
-        raise UnavailableError(f"cannot {what}: the answer is about {shown(subject)}{NOT_ITS_OWN}")
+        raise _odd(what, f"the answer is about {shown(subject)}")
 
 
 def _check_below(prefix: str, keys: Iterable[str], what: str, most: int = _LONGEST_KEY) -> None:
@@ -500,4 +483,9 @@ def _check_below(prefix: str, keys: Iterable[str], what: str, most: int = _LONGE
     """
     for name in keys:
         if not name.startswith(prefix) or len(name) > most:
-            raise UnavailableError(f"cannot {what}: the answer has {shown(name)}{NOT_ITS_OWN}")
+            raise _odd(what, f"the answer has {shown(name)}")
+
+
+def _odd(what: str, why: str) -> UnavailableError:
+    """Return the error for an answer that AWS would not give."""
+    return UnavailableError(f"cannot {what}: {why}{NOT_ITS_OWN}")

@@ -23,7 +23,7 @@ class Jobs:
     """
 
     def __init__(self, client: Client) -> None:
-        self._client = client
+        self.client = client
         self._known: Recent[tuple[str, int], JobFacts] = Recent()
         self._removed: Recent[tuple[str, int], bool] = Recent()
 
@@ -38,7 +38,7 @@ class Jobs:
         if since is not None:
             filters["CreationTimeAfter"] = datetime.fromtimestamp(since / 1000 - 2, UTC)
         by_rank = {}
-        for summary in self._client.list(names.job_prefix(run_id), **filters):
+        for summary in self.client.list(names.job_prefix(run_id), **filters):
             parsed = names.parse_job_name(summary.name)
             if parsed is not None and parsed[0] == run_id:
                 by_rank[parsed[1]] = summary
@@ -55,7 +55,7 @@ class Jobs:
         changed = [row for row in summaries if row.name not in facts]
         if len(changed) > 1:  # one is described; more are searched for, a hundred at a time
             wanted = {row.name: row for row in changed}
-            for job in self._client.search(contains):
+            for job in self.client.search(contains):
                 listed = wanted.get(job.name)
                 # The index may lag behind the list: its details are used only if both show the job
                 # at the same moment.
@@ -80,11 +80,11 @@ class Jobs:
 
     def describe(self, name: str) -> JobFacts:
         """Return the details of a job; MissingError if there is no such job."""
-        return self._keep(self._client.describe(name))
+        return self._keep(self.client.describe(name))
 
     def is_tagged(self, job: JobFacts, key: str) -> bool:
         """Return whether a job has a tag with this key; Describe does not return tags."""
-        return self._client.is_tagged(job.arn, key) if job.tags is None else key in job.tags
+        return self.client.is_tagged(job.arn, key) if job.tags is None else key in job.tags
 
     def forget(self, job: Summary) -> None:
         """Record that a job was deleted."""

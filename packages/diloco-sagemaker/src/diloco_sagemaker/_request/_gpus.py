@@ -111,11 +111,6 @@ def gpus_of(instance_type: str) -> int:
     return max((model.get(instance_type, 0) for model in MODELS.values()), default=0)
 
 
-def model_of(instance_type: str) -> str | None:
-    """Return the GPU model of a type; None if it has no GPU, or is not known here."""
-    return next((name for name, types in MODELS.items() if instance_type in types), None)
-
-
 def has_local_storage(instance_type: str) -> bool:
     """Return whether the storage of a type is fixed, so that no volume can be asked for."""
     return instance_type.removeprefix("ml.").partition(".")[0] in _LOCAL_STORAGE
@@ -123,13 +118,14 @@ def has_local_storage(instance_type: str) -> bool:
 
 def other_types(instance_type: str) -> tuple[str, ...]:
     """Return other types with as many GPUs, for when no instance of this one is available."""
-    count, model = gpus_of(instance_type), model_of(instance_type)
-    if not count:
-        return ()
-    same = [kind for kind, number in MODELS[model or ""].items() if number >= count]
-    # The next newer models first: GPUs of older ones may be too small.
     models = list(MODELS)
-    place = models.index(model or "")
+    model = next((name for name in models if instance_type in MODELS[name]), None)
+    if model is None:
+        return ()
+    count = MODELS[model][instance_type]
+    same = [kind for kind, number in MODELS[model].items() if number >= count]
+    # The next newer models first: GPUs of older ones may be too small.
+    place = models.index(model)
     order = [*models[place:], *reversed(models[:place])]
     alike = [kind for name in order for kind, number in MODELS[name].items() if number == count]
     return tuple(dict.fromkeys(kind for kind in [*same, *alike] if kind != instance_type))[:4]

@@ -218,20 +218,19 @@ def _resources(
         )
     if options.keep_alive and spot:
         raise InvalidRequestError("keep_alive cannot be had on spot: leave one of them out")
-    kinds = list(preferred) if preferred is not None else [instance]
-    for kind in kinds if preferred is not None else ():
-        if request.gpu is not None and not has_gpus(kind, request.gpu):
-            raise InvalidRequestError(
-                f"gpu={request.gpu!r}: instance_preferences has {kind}, which does not have that: "
-                "leave gpu= out, or have only types that do"
-            )
-    resources: dict[str, Any] = {"InstanceCount": 1}
+    kinds = [instance] if preferred is None else list(preferred)
+    resources: dict[str, Any] = {"InstanceCount": 1, "InstanceType": instance}
     if preferred is not None:
         resources = {
             "InstancePreferences": [{"InstanceType": kind, "InstanceCount": 1} for kind in kinds]
         }
-    else:
-        resources["InstanceType"] = instance
+        if (gpu := request.gpu) is not None and (
+            lacks := [kind for kind in kinds if not has_gpus(kind, gpu)]
+        ):
+            raise InvalidRequestError(
+                f"gpu={gpu!r}: instance_preferences has {lacks[0]}, which does not have that: "
+                "leave gpu= out, or have only types that do"
+            )
     size, key = options.volume_size_gb, options.volume_kms_key
     if not all(has_local_storage(kind) for kind in kinds):
         resources["VolumeSizeInGB"] = int(VOLUME_GB) if size is None else size
@@ -264,24 +263,19 @@ def _stopping(
     # The service counts the time of all attempts together.
     lives = (_SPOT_LIVES if spot else 1) + options.platform_retries
     runtime = min(LONGEST_RUN, runtime * lives)
+    stopping = {"MaxRuntimeInSeconds": runtime}
     if spot:
         wait = DAY if options.pending_timeout is None else options.pending_timeout
-        return {
-            "MaxRuntimeInSeconds": runtime,
-            "MaxWaitTimeInSeconds": min(LONGEST_RUN, runtime + wait),
-        }
-    if options.pending_timeout is None:
-        return {"MaxRuntimeInSeconds": runtime}
-    kinds = options.instance_preferences or (instance,)
-    if not all(gpus_of(kind) for kind in kinds):
-        raise InvalidRequestError(
-            f"pending_timeout={options.pending_timeout} can be had only on types with GPUs, not on "
-            f"{', '.join(kinds)}, or on spot"
-        )
-    return {
-        "MaxRuntimeInSeconds": runtime,
-        "MaxPendingTimeInSeconds": options.pending_timeout,
-    }
+        stopping["MaxWaitTimeInSeconds"] = min(LONGEST_RUN, runtime + wait)
+    elif options.pending_timeout is not None:
+        kinds = options.instance_preferences or (instance,)
+        if not all(gpus_of(kind) for kind in kinds):
+            raise InvalidRequestError(
+                f"pending_timeout={options.pending_timeout} can be had only on types with GPUs, "
+                f"not on {', '.join(kinds)}, or on spot"
+            )
+        stopping["MaxPendingTimeInSeconds"] = options.pending_timeout
+    return stopping
 
 
 def _tags(request: RunRequest, options: SageMakerOptions) -> list[dict[str, str]]:

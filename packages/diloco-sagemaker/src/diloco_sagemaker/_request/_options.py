@@ -28,7 +28,6 @@ from diloco_protocol.backend import (
     check_variables,
     details,
     option,
-    or_none,
     seconds,
     shown,
     text_like,
@@ -40,6 +39,7 @@ from ._names import TAG_PREFIX
 
 GPU_TYPE, VOLUME_GB = "ml.g5.2xlarge", "100"  # what is used if the options do not say
 DAY = 86_400
+_OWN = "one of the executor's own"  # shown for clients and the session
 LONGEST_RUN = 28 * DAY  # seconds; the service's limit of MaxRuntimeInSeconds
 LONGEST_GRACE = (
     110.0  # SageMaker kills 120 s after SIGTERM, and the runner has to report before that
@@ -100,10 +100,7 @@ def _check_types(name: str, values: object) -> tuple[str, ...]:
         raise InvalidRequestError(
             f"{name} must be a list of 1 to 5 instance types, not {shown(types)}"
         )
-    return tuple(
-        _check_type(f"{name}[{number}]", instance_type)
-        for number, instance_type in enumerate(types)
-    )
+    return tuple(_check_type(f"{name}[{number}]", kind) for number, kind in enumerate(types))
 
 
 def _check_tags(name: str, values: object) -> dict[str, str]:
@@ -257,55 +254,40 @@ class SageMakerOptions(Options):
     role_arn: str = field(metadata=details(check=_check_role))
     image_uri: str = field(metadata=details(check=_check_image))
     output_s3_path: str = field(metadata=details(check=_check_s3))
-    instance_type: str | None = option(None, check=or_none(_check_type), shown=GPU_TYPE)
+    instance_type: str | None = option(None, check=_check_type, shown=GPU_TYPE)
     cpu_instance_type: str = option("ml.m5.xlarge", check=_check_type)
-    volume_size_gb: int | None = option(None, check=or_none(whole(1, 16_384)), shown=VOLUME_GB)
-    run_id: str | None = option(None, check=or_none(check_run_prefix), shown="run")
-    region: str | None = option(None, check=or_none(check_region_name), shown="the session's")
-    sagemaker_client: Any = option(
-        None, check=or_none(_check_client), type="client", shown="one of the executor's own"
-    )
-    logs_client: Any = option(
-        None, check=or_none(_check_client), type="client", shown="one of the executor's own"
-    )
-    s3_client: Any = option(
-        None, check=or_none(_check_client), type="client", shown="one of the executor's own"
-    )
-    sts_client: Any = option(
-        None, check=or_none(_check_client), type="client", shown="one of the executor's own"
-    )
-    session: Any = option(
-        None,
-        check=or_none(_check_session),
-        type="boto3.Session",
-        shown="one of the executor's own",
-    )
-    endpoint_url: str | None = option(None, check=or_none(check_endpoint), shown="AWS")
+    volume_size_gb: int | None = option(None, check=whole(1, 16_384), shown=VOLUME_GB)
+    run_id: str | None = option(None, check=check_run_prefix, shown="run")
+    region: str | None = option(None, check=check_region_name, shown="the session's")
+    sagemaker_client: Any = option(None, check=_check_client, type="client", shown=_OWN)
+    logs_client: Any = option(None, check=_check_client, type="client", shown=_OWN)
+    s3_client: Any = option(None, check=_check_client, type="client", shown=_OWN)
+    sts_client: Any = option(None, check=_check_client, type="client", shown=_OWN)
+    session: Any = option(None, check=_check_session, type="boto3.Session", shown=_OWN)
+    endpoint_url: str | None = option(None, check=check_endpoint, shown="AWS")
     command: Sequence[str] | None = option(None, check=check_command, shown=" ".join(RUNNER))
     env: Mapping[str, str] | None = option(None, check=check_variables)
     tags: Mapping[str, str] | None = option(None, check=_check_tags)
-    owner: str | None = option(None, check=or_none(check_text))
+    owner: str | None = option(None, check=check_text)
     spot: bool = option(False, check=check_flag)
-    checkpoint_s3_path: str | None = option(
-        None, check=or_none(_check_s3), shown="below `output_s3_path`"
-    )
+    checkpoint_s3_path: str | None = option(None, check=_check_s3, shown="below `output_s3_path`")
     max_restarts: int = option(0, check=check_restarts)
     platform_retries: int = option(0, check=whole(0, 30))
     pending_timeout: int | None = option(
-        None, check=or_none(whole(0, LONGEST_RUN)), shown="with spot a day, else SageMaker's own"
+        None, check=whole(0, LONGEST_RUN), shown="with spot a day, else SageMaker's own"
     )
     quota_timeout: float = option(0.0, check=seconds(DAY))
     keep_alive: int = option(0, check=whole(0, 21_600))
-    security_group_ids: Sequence[str] | None = option(None, check=or_none(check_names))
-    subnets: Sequence[str] | None = option(None, check=or_none(check_names))
-    volume_kms_key: str | None = option(None, check=or_none(check_text))
-    output_kms_key: str | None = option(None, check=or_none(check_text))
-    instance_preferences: Sequence[str] | None = option(None, check=or_none(_check_types))
-    training_plan_arn: str | None = option(None, check=or_none(check_text))
+    security_group_ids: Sequence[str] | None = option(None, check=check_names)
+    subnets: Sequence[str] | None = option(None, check=check_names)
+    volume_kms_key: str | None = option(None, check=check_text)
+    output_kms_key: str | None = option(None, check=check_text)
+    instance_preferences: Sequence[str] | None = option(None, check=_check_types)
+    training_plan_arn: str | None = option(None, check=check_text)
     channels: Mapping[str, str] | None = option(None, check=_check_channels)
-    image_credentials_arn: str | None = option(None, check=or_none(check_text))
+    image_credentials_arn: str | None = option(None, check=check_text)
     request_overlay: Mapping[str, Any] | None = option(
-        None, check=or_none(_check_overlay), type="part of a request"
+        None, check=_check_overlay, type="part of a request"
     )
     grace: float = option(10.0, check=seconds(LONGEST_GRACE))
     request_timeout: float = option(30.0, check=seconds(DAY))

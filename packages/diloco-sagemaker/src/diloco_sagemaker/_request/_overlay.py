@@ -91,31 +91,27 @@ def _add(base: dict[str, Any], key: str, value: Any, place: str) -> None:
                 f"{place} must be a list of mappings with 'Key' and 'Value', which are text, and "
                 "is something else"
             )
-        taken_keys = {tag["Key"] for tag in base.get("Tags", [])}
-        keys = [tag["Key"] for tag in value]
-        new_keys = set(keys)
-        if len(new_keys) < len(keys):
-            raise InvalidRequestError(f"{place} has a key twice: {', '.join(sorted(keys))}")
-        reserved = {key for key in new_keys if key.lower().startswith((names.TAG_PREFIX, "aws:"))}
+        new_keys = [tag["Key"] for tag in value]
+        if len(set(new_keys)) < len(new_keys):
+            raise InvalidRequestError(f"{place} has a key twice: {', '.join(sorted(new_keys))}")
+        taken_keys, is_set_by_launch = {tag["Key"] for tag in base.get("Tags", [])}, _is_our_tag
     else:
         if not isinstance(value, Mapping):
             raise InvalidRequestError(
                 f"{place} must be a mapping of text to text, not a value of type "
                 f"{type(value).__name__}"
             )
-        taken_keys, new_keys = set(base.get(key, {})), set(value)
+        new_keys, taken_keys = list(value), set(base.get(key, {}))
         if key == "Environment":  # variables in hyperparameters would win over it
             taken_keys |= variables_from_strings(base.get("HyperParameters", {})).keys()
         is_set_by_launch = is_reserved if key == "Environment" else _is_our_string
-        reserved = {name for name in new_keys if is_set_by_launch(name)}
-    if twice := (taken_keys & new_keys) | reserved:
-        raise InvalidRequestError(
-            f"{place} may not set {', '.join(sorted(twice))}: the launch does"
-        )
-    if key == "Tags":
-        base[key] = [*base.get(key, []), *value]
-    else:
-        base[key] = {**base.get(key, {}), **value}
+    if twice := sorted(name for name in new_keys if name in taken_keys or is_set_by_launch(name)):
+        raise InvalidRequestError(f"{place} may not set {', '.join(twice)}: the launch does")
+    base[key] = [*base.get(key, []), *value] if key == "Tags" else {**base.get(key, {}), **value}
+
+
+def _is_our_tag(name: str) -> bool:
+    return name.lower().startswith((names.TAG_PREFIX, "aws:"))
 
 
 def _is_our_string(name: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from diloco_protocol import InvalidRequestError, ReplicaHandle
-from diloco_protocol.backend import read_whole
+from diloco_protocol.backend import check_metadata, read_whole
 
 from .._request import _names as names
 from ._facts import JobFacts, Summary, same_life
@@ -63,12 +63,7 @@ def check_handle(handle: ReplicaHandle) -> None:
     Raises:
         InvalidRequestError: It lacks something that is needed to find its job.
     """
-    missing = _KEYS - handle.metadata.keys()
-    if missing:
-        raise InvalidRequestError(
-            "this handle does not lead to a training job: its metadata lacks "
-            f"{', '.join(sorted(missing))}"
-        )
+    check_metadata(handle, "a training job", _KEYS)
     # Checked before the texts are used in messages, where they would not be cut.
     longest = max(len(handle.metadata[key]) for key in _KEYS)
     if longest > _LONGEST:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from diloco_protocol import (
     DilocoError,
@@ -67,44 +68,35 @@ def status_of(
             "proxy"
         )
     lives = _lives(job.transitions)
-    url = console(job, region)
-    native = _native(job)
-    status = job.status
     secondary = job.secondary or (job.transitions[-1].status if job.transitions else "")
-    if status == "Deleting" and secondary in {"Completed", "Failed", "Stopped", *_TIMEOUTS}:
+    status = ReplicaStatus(
+        ReplicaState.PENDING, len(lives), started_at=_started(job, lives),
+        url=names.console_url(region, job.name), native=_native(job),
+    )  # fmt: skip
+    word = job.status
+    if word == "Deleting" and secondary in {"Completed", "Failed", "Stopped", *_TIMEOUTS}:
         # Only a job that has ended can be deleted, and its replica keeps its state.
-        status = "Stopped" if secondary in _TIMEOUTS else secondary
-    attempt = len(lives)
-    started = _started(job, lives)
-    if status == "Completed":
-        if outcome is not None:
-            attempt, started = max(attempt, outcome.attempt), _told(outcome, job) or started
-        return ReplicaStatus(
-            ReplicaState.SUCCEEDED, attempt, Reason.COMPLETED, exit_code=0, started_at=started,
-            finished_at=_ended(job), url=url, native=native,
-        )  # fmt: skip
-    if status == "Failed":
-        return _failed(job, attempt, started, url, native)
-    if status == "Stopped":
-        if secondary in _TIMEOUTS:
-            return ReplicaStatus(
-                ReplicaState.FAILED, attempt, Reason.TIMEOUT, message=_TIMEOUTS[secondary],
-                started_at=started, finished_at=_ended(job), url=url, native=native,
-            )  # fmt: skip
-        if not cancelled and _waited_too_long(job):
-            return ReplicaStatus(
-                ReplicaState.FAILED, attempt, Reason.TIMEOUT, message=(
-                    "the job reached its MaxPendingTimeInSeconds: there was no capacity for "
-                    f"{job.most_pending} s"
-                ), finished_at=_ended(job), url=url, native=native,
-            )  # fmt: skip
-        reason = Reason.CANCEL_REQUESTED if cancelled else Reason.STOPPED_EXTERNALLY
-        message = "cancelled" if cancelled else "the job was stopped from outside"
-        return ReplicaStatus(
-            ReplicaState.CANCELLED, attempt, reason, message=message, started_at=started,
-            finished_at=_ended(job), url=url, native=native,
-        )  # fmt: skip
-    return _living(job, secondary, lives, started, url, native, cancelled=cancelled)
+        word = "Stopped" if secondary in _TIMEOUTS else secondary
+    if word not in ENDED:
+        return _living(job, secondary, lives[-1], status, cancelled=cancelled)
+    status = replace(status, finished_at=_ended(job))
+    if word == "Completed":
+        status = status if outcome is None else _reported(status, outcome, job)
+        state, reason = ReplicaState.SUCCEEDED, Reason.COMPLETED
+        return replace(status, state=state, reason=reason, exit_code=0)
+    if word == "Failed":
+        return _failed(job, status)
+    late = _TIMEOUTS.get(secondary)
+    if late is None and not cancelled and _waited_too_long(job):
+        late = (
+            "the job reached its MaxPendingTimeInSeconds: there was no capacity for "
+            f"{job.most_pending} s"
+        )
+    if late is not None:
+        return replace(status, state=ReplicaState.FAILED, reason=Reason.TIMEOUT, message=late)
+    reason = Reason.CANCEL_REQUESTED if cancelled else Reason.STOPPED_EXTERNALLY
+    message = "cancelled" if cancelled else "the job was stopped from outside"
+    return replace(status, state=ReplicaState.CANCELLED, reason=reason, message=message)
 
 
 def attempt_in(job: JobFacts) -> int:
@@ -115,48 +107,32 @@ def attempt_in(job: JobFacts) -> int:
     return len(_lives(job.transitions))
 
 
-def console(job: JobFacts, region: str) -> str:
-    """Return the address of a job's page in the console."""
-    return names.console_url(region, job.name)
-
-
 def _living(
     job: JobFacts,
     secondary: str,
-    lives: Sequence[Sequence[Transition]],
-    started: float | None,
-    url: str,
-    native: str,
+    life: Sequence[Transition],
+    status: ReplicaStatus,
     *,
     cancelled: bool,
 ) -> ReplicaStatus:
-    attempt, stopping = len(lives), job.status == "Stopping"
-    cancel_reason = Reason.CANCEL_REQUESTED if cancelled and stopping else None
+    stopping = job.status == "Stopping"
     message = next((step.message for step in reversed(job.transitions) if step.message), "")
-    trained = any(step.status == "Training" for step in lives[-1])
+    trained = any(step.status == "Training" for step in life)
     waits = secondary in _BEFORE | _BETWEEN or not (secondary or trained)
-    if stopping:
-        waits = not trained
-    if not waits:
-        return ReplicaStatus(
-            ReplicaState.RUNNING, attempt, cancel_reason, stopping=stopping, message=message,
-            started_at=started, url=url, native=native,
-        )  # fmt: skip
+    asked = Reason.CANCEL_REQUESTED if cancelled and stopping else None
+    status = replace(status, reason=asked, stopping=stopping, message=message)
+    if trained if stopping else not waits:
+        return replace(status, state=ReplicaState.RUNNING)
     if secondary in _BETWEEN:
         reason = Reason.PREEMPTED
     elif secondary in _IMAGE:
         reason = Reason.IMAGE
     else:
         reason = Reason.QUEUED if secondary == "Pending" else Reason.STARTING
-    return ReplicaStatus(
-        ReplicaState.PENDING, attempt, cancel_reason or reason, stopping=stopping, message=message,
-        url=url, native=native,
-    )  # fmt: skip
+    return replace(status, reason=asked or reason, started_at=None)
 
 
-def _failed(
-    job: JobFacts, attempt: int, started: float | None, url: str, native: str
-) -> ReplicaStatus:
+def _failed(job: JobFacts, status: ReplicaStatus) -> ReplicaStatus:
     outcome = outcome_in(job.failure)
     if outcome is None or outcome.exit_code == 0:
         trained = any(step.status == "Training" for step in job.transitions)
@@ -165,14 +141,20 @@ def _failed(
     else:
         reason, code, signal = outcome.reason, outcome.exit_code, outcome.signal
         message = outcome.error or job.failure
-        attempt, started = max(attempt, outcome.attempt), _told(outcome, job) or started
+        status = _reported(status, outcome, job)
         if reason in {Reason.CANCEL_REQUESTED, Reason.COMPLETED}:
             # The runner was told to end, but SageMaker does not say that the job was stopped.
             reason = Reason.PLATFORM if reason is Reason.CANCEL_REQUESTED else Reason.ERROR
-    return ReplicaStatus(
-        ReplicaState.FAILED, attempt, reason, exit_code=code or None, signal=signal,
-        message=message, started_at=started, finished_at=_ended(job), url=url, native=native,
+    return replace(
+        status, state=ReplicaState.FAILED, reason=reason, exit_code=code or None, signal=signal,
+        message=message,
     )  # fmt: skip
+
+
+def _reported(status: ReplicaStatus, outcome: Outcome, job: JobFacts) -> ReplicaStatus:
+    """Return the status with the attempt that the runner reports, and when that began."""
+    attempt = max(status.attempt, outcome.attempt)
+    return replace(status, attempt=attempt, started_at=_told(outcome, job) or status.started_at)
 
 
 def _waited_too_long(job: JobFacts) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, TypeVar
+from typing import Any
 
 from diloco_protocol import (
     BackendError,
@@ -15,19 +15,16 @@ from diloco_protocol import (
     RunConflictError,
     ThrottledError,
     UnavailableError,
-    retry,
 )
+from diloco_protocol.backend import Patiently
 
 from .._client._answers import tries
-from .._client._calls import Client
 from .._client._errors import MissingError, TakenError, UnreachedError
 from .._client._jobs import Jobs
 from .._client._parallel import AT_ONCE
 from .._request import _names as names
 from .._state._facts import ENDED, JobFacts, Summary, same_life
-from ._withdraw import Withdrawal, withdraw
 
-T = TypeVar("T")
 _TAKEN_BACK = frozenset({"Stopping", "Stopped", "Deleting"})
 _OVER = ENDED | _TAKEN_BACK
 """Statuses of a job that has ended or is about to; one that is not known counts as running."""
@@ -130,11 +127,12 @@ class Launch:
 class Launcher:
     """Creates the jobs of runs."""
 
-    def __init__(self, client: Client, jobs: Jobs, backoff: Backoff, patience: float) -> None:
-        self._client = client
+    def __init__(self, jobs: Jobs, backoff: Backoff, patience: float, patiently: Patiently) -> None:
+        self._client = jobs.client
         self._jobs = jobs
         self._backoff = backoff
         self._patience = patience
+        self._patiently = patiently
 
     def _look(self, launch: Launch, run_id: str) -> None:
         """Find out what an earlier try has created; creates nothing.
@@ -202,7 +200,7 @@ class Launcher:
             quota_patience: Seconds for which to wait for quota.
 
         Raises:
-            BackendError: Not everything could be created; :meth:`take_back` ends what was.
+            BackendError: Not everything could be created; ``withdraw`` ends what was.
         """
         self._look(launch, run_id)
         pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="diloco-sagemaker")
@@ -211,17 +209,6 @@ class Launcher:
         finally:
             # Also after Ctrl-C: wait for the calls under way, so that their results are known.
             pool.shutdown(wait=True, cancel_futures=True)
-
-    def take_back(self, launch: Launch) -> Withdrawal:
-        """End all jobs that this launch may have created; also returns those that it has met."""
-        mine = launch.mine()
-        places = {name: launch.checkpoints(name) for name in mine}
-        certain = [name for name in mine if launch.of(name) is Made.OURS]
-        withdrawal = withdraw(
-            self._client, launch.launch_id, places, certain, self._backoff, self._patience
-        )
-        withdrawal.alive += launch.met
-        return withdrawal
 
     def _create(self, launch: Launch, pool: ThreadPoolExecutor, quota_patience: float) -> None:
         clock = self._backoff.clock
@@ -309,9 +296,6 @@ class Launcher:
             launch.meet(job)
         return None
 
-    def _patiently(self, call: Callable[[], T]) -> T:
-        return retry(call, self._backoff, timeout=self._patience)
-
     def _check_same(self, launch: Launch, job: JobFacts) -> None:
         if job.status == "Deleting":
             raise RunConflictError(
@@ -319,18 +303,15 @@ class Launcher:
                 "another run_id"
             )
         if job.name not in launch.requests:
-            raise RunConflictError(
-                f"there is a training job {job.name} already, which is not part of this launch: "
-                f"choose another run_id; attach({job.run_id!r}) finds a run again"
-            )
-        if not job.run_id:
-            raise RunConflictError(
-                f"there is a training job {job.name} already, that was not launched by diloco: "
-                "choose another run_id"
-            )
-        if job.fingerprint != launch.fingerprint(job.name):
-            raise RunConflictError(
-                f"there is a training job {job.name} already, of another launch, whose arguments "
-                "or options were different: choose another run_id, or purge that run first, which "
-                f"attach({job.run_id!r}) finds"
-            )
+            whose = "which is not part of this launch"
+            how = f"; attach({job.run_id!r}) finds a run again"
+        elif not job.run_id:
+            whose, how = "that was not launched by diloco", ""
+        elif job.fingerprint != launch.fingerprint(job.name):
+            whose = "of another launch, whose arguments or options were different"
+            how = f", or purge that run first, which attach({job.run_id!r}) finds"
+        else:
+            return
+        raise RunConflictError(
+            f"there is a training job {job.name} already, {whose}: choose another run_id{how}"
+        )

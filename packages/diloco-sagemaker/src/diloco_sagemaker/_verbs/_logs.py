@@ -24,6 +24,7 @@ from diloco_protocol.backend import LogEnd, Look, follow, shown, split_lines
 from .._client._calls import Client
 from .._client._errors import NOT_ITS_OWN, MissingError
 from .._request._names import log_url
+from .._request._options import SageMakerOptions
 from .._state._facts import ENDED, JobFacts
 
 T = TypeVar("T")
@@ -41,17 +42,13 @@ class JobLog:
         look: Returns the job as it is now; raises ReplicaNotFoundError if it is gone, in which case
             another job may have its name.
         backoff: Pauses while following, and between tries.
-        patience: Seconds for which each call is tried again.
-        clock: Unix seconds.
-        delay: Seconds by which lines may be late.
+        options: Its ``retry_timeout``, ``clock`` and ``log_delay``.
     """
 
     client: Client
     look: Callable[[], JobFacts]
     backoff: Backoff
-    patience: float
-    clock: Callable[[], float]
-    delay: float
+    options: SageMakerOptions
     _following: bool = False
 
     def __post_init__(self) -> None:
@@ -90,8 +87,8 @@ class JobLog:
                     yield from _lines(events, query)
             return Look(arrived)
 
-        end = LogEnd(seconds=self.delay)
-        yield from follow(query, read, ended, self.backoff, self.clock, end)
+        end = LogEnd(seconds=self.options.log_delay)
+        yield from follow(query, read, ended, self.backoff, self.options.clock, end)
 
     def _streams(self) -> list[str]:
         """List this job's streams in order of name, without those of an earlier job of this name.
@@ -171,7 +168,7 @@ class JobLog:
 
     def _patiently(self, call: Callable[[], T]) -> T:
         try:
-            return retry(call, self.backoff, timeout=self.patience)
+            return retry(call, self.backoff, timeout=self.options.retry_timeout)
         except (ForbiddenError, AuthError) as error:
             kind = type(error)
             raise kind(f"{error}. {self._place()}") from error

@@ -20,10 +20,9 @@ from diloco_protocol import (
     ReplicaStatus,
     ResultLostError,
     UnavailableError,
-    retry,
     spec_from_environment,
 )
-from diloco_protocol.backend import Recent, shown
+from diloco_protocol.backend import Patiently, Recent, check_ended, shown
 
 from .._client._calls import Client
 from .._client._errors import EndedError, MissingError, TakenError, UnreachedError, UnseenError
@@ -53,9 +52,15 @@ class Runs:
     """The runs of an account and region, by their handles. Thread-safe."""
 
     def __init__(
-        self, client: Client, jobs: Jobs, backoff: Backoff, options: SageMakerOptions
+        self,
+        client: Client,
+        jobs: Jobs,
+        backoff: Backoff,
+        options: SageMakerOptions,
+        patiently: Patiently,
     ) -> None:
         self._client = client
+        self._patiently = patiently
         self._jobs = jobs
         self._backoff = backoff
         self._patience = options.retry_timeout
@@ -118,17 +123,14 @@ class Runs:
             jobs = self._jobs.described([handle.metadata["job_name"] for handle in handles])
         else:
             jobs = self._listed(handles)
-        lacking = []
+        lacking, known = [], {}
         for handle in handles:
             job = jobs.get(handle.metadata["job_name"])
             self.check_account(handle, job)
             if job is None:
                 lacking.append(handle)
-        known = {
-            handle: job
-            for handle in handles
-            if (job := jobs.get(handle.metadata["job_name"])) is not None and is_of(handle, job)
-        }
+            elif is_of(handle, job):
+                known[handle] = job
         states = dict(zip(known, outcomes(self._status, list(known.values())), strict=True))
         # A job may be deleted while its run is observed: that says nothing about the others.
         lacking += [handle for handle, state in states.items() if isinstance(state, MissingError)]
@@ -162,7 +164,7 @@ class Runs:
         if created is not None and self._jobs.is_removed(name, created):
             return None
         # A survivor's handle has no time, but this process may have launched it.
-        since = self._launched.get(str(handle.run_id)) if created is None else created / 1000
+        since = self._launched.get(handle.run_id) if created is None else created / 1000
         if since is None or abs(age := self._clock() - since) >= self.seconds_to_appear:
             return None
         verb = "launched" if created is None else "created"
@@ -185,22 +187,16 @@ class Runs:
         jobs = self._jobs.details(wanted, names.job_prefix(run_id))
         # A list may lack jobs that have just been created; only Describe can say that a job does
         # not exist.
-        missing = [
-            handle.metadata["job_name"]
-            for handle in handles
-            if handle.metadata["job_name"] not in jobs
-        ]
-        return {**jobs, **self._jobs.described(missing)}
+        job_names = {handle.metadata["job_name"] for handle in handles}
+        return {**jobs, **self._jobs.described(sorted(job_names - jobs.keys()))}
 
     def _status(self, job: JobFacts) -> ReplicaStatus:
         cancelled = False
         if job.status in {"Stopped", "Stopping"}:
-            cancelled = (job.name, job.created) in self._cancelled or self._tagged(job)
+            told = (job.name, job.created) in self._cancelled
+            cancelled = told or self._jobs.is_tagged(job, names.TAG_CANCELLED)
         outcome = self._outcome(job) if job.status == "Completed" and job.restarts else None
         return status_of(job, self._client.region, outcome, cancelled=cancelled)
-
-    def _tagged(self, job: JobFacts) -> bool:
-        return self._jobs.is_tagged(job, names.TAG_CANCELLED)
 
     def _outcome(self, job: JobFacts) -> Outcome | None:
         """Read the outcome of a job that restarts its program itself, for the attempt in it."""
@@ -266,10 +262,10 @@ class Runs:
                 raise
             self._mark(name, created, arn or self._client.job_arn(name, account))
             if not seen:
-                retry(lambda: self._check_met(handle), self._backoff, timeout=self._patience)
+                self._patiently(lambda: self._check_met(handle))
 
         try:
-            retry(once, self._backoff, timeout=self._patience)
+            self._patiently(once)
         except (KeyboardInterrupt, SystemExit):
             # Without the tag, other processes would report that it was stopped from outside.
             with contextlib.suppress(BackendError):
@@ -292,11 +288,7 @@ class Runs:
         """Record that an executor has asked for the end, which has been accepted by now."""
         self._cancelled.keep((name, created), True)
         try:
-            retry(
-                lambda: self._client.tag(arn, names.TAG_CANCELLED, "true"),
-                self._backoff,
-                timeout=self._patience,
-            )
+            self._patiently(lambda: self._client.tag(arn, names.TAG_CANCELLED, "true"))
         except BackendError as error:
             logging.getLogger("diloco_sagemaker").warning(
                 "the training job %s is being ended, and could not be tagged as cancelled: others "
@@ -329,20 +321,15 @@ class Runs:
             if job.fingerprint == own_job.fingerprint
         ]
         going = {job.name for job in run if job.status == "Deleting"}
-        alive = [job for job in run if job.status not in ENDED | {"Deleting"}]
-        if alive:
-            raise InvalidRequestError(
-                f"{len(alive)} replicas of run {handle.run_id!r} have not ended, such as "
-                f"{alive[0].name}: cancel them with cancel_run({handle.run_id!r}), and wait with "
-                "collect"
-            )
+        over = ENDED | {"Deleting"}
+        check_ended(handle.run_id, [job.name for job in run if job.status not in over], "")
         # The handle's own job is removed last: while it exists, the same purge can be repeated.
         others = [job for job in run if job.name != own_job.name]
         at_once(self._remove, [job for job in others if job.name not in going])
         if own_job.name not in going:
             self._remove(own_job)
         self._wait_until_gone([*others, own_job])
-        self._launched.forget(str(handle.run_id))
+        self._launched.forget(handle.run_id)
 
     def _left_of(self, handle: ReplicaHandle) -> JobFacts | None:
         """Return a job of the run of a handle whose own job is gone; None if nothing is left.

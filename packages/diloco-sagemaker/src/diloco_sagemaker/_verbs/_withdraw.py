@@ -6,8 +6,7 @@ They would cost money, and prevent the next try.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
 from diloco_protocol import (
     BackendError,
@@ -21,6 +20,7 @@ from .._client._calls import Client
 from .._client._errors import EndedError, MissingError, TakenError
 from .._client._parallel import outcomes
 from .._state._facts import ENDED
+from ._launch import Launch, Made
 from ._results import remove_checkpoints
 
 _SECONDS_TO_END = 600.0
@@ -39,47 +39,26 @@ _ANOTHER = (
 _log = logging.getLogger("diloco_sagemaker")
 
 
-class _NotYetError(BackendError):
-    """Raised when a job is missing that may still appear."""
-
-    retryable = True
-
-
-@dataclass(slots=True)
-class Withdrawal:
-    """The outcome of taking back the jobs of a failed launch.
-
-    Attributes:
-        alive: Jobs that are running, or that may be; jobs of an earlier try are not ended.
-        kept: Jobs that have ended or are being ended, whose records still exist.
-        interrupted: The exception that has interrupted the withdrawal itself, such as a second
-            Ctrl-C.
-    """
-
-    alive: list[str] = field(default_factory=list)
-    kept: list[str] = field(default_factory=list)
-    interrupted: BaseException | None = None
-
-
 def withdraw(
-    client: Client,
-    launch_id: str,
-    checkpoints: Mapping[str, str],
-    certain: Collection[str],
-    backoff: Backoff,
-    patience: float,
-) -> Withdrawal:
-    """End jobs and delete them, but not jobs of the same names that another launch has created.
+    client: Client, launch: Launch, backoff: Backoff, patience: float
+) -> tuple[list[str], BaseException | None]:
+    """End the jobs that a launch may have created, and delete them.
+
+    Jobs of the same names that another launch has created are left alone.
 
     Args:
         client: Makes the calls to AWS.
-        launch_id: The id that the jobs of this launch carry, and those of no other.
-        checkpoints: The URIs of the jobs' checkpoints, by job name; empty for a job without.
-        certain: Jobs of which no create is under way any more.
+        launch: The launch, no create of which is under way any more.
         backoff: Pauses between tries.
         patience: Seconds for which each call is tried again.
+
+    Returns:
+        The jobs that are running or may be, with those of an earlier try, which are not ended; and
+        the exception that has interrupted this, such as a second Ctrl-C.
     """
-    result = Withdrawal(alive=list(checkpoints))
+    mine = alive = launch.mine()
+    kept: list[str] = []  # jobs that have ended or are being ended, whose records still exist
+    interrupted: BaseException | None = None
     appears_until = backoff.clock() + _SECONDS_TO_APPEAR
 
     def stop(name: str) -> bool:
@@ -89,7 +68,7 @@ def withdraw(
             try:
                 # Even of a job that was certainly created: it may have been purged meanwhile, and
                 # its name taken.
-                if client.describe(name).launch != launch_id:
+                if client.describe(name).launch != launch.launch_id:
                     return False
                 client.stop(name)
             except EndedError:
@@ -97,30 +76,28 @@ def withdraw(
             except MissingError as error:
                 if backoff.clock() >= appears_until:  # even a created job may appear late
                     return False
-                raise _NotYetError(str(error)) from error
+                error.retryable = True
+                raise
             return True
 
         try:
             return retry(once, backoff, timeout=max(patience, _SECONDS_TO_APPEAR))
-        except _NotYetError:
+        except MissingError:
             return False
 
     try:
-        stopped = dict(zip(checkpoints, outcomes(stop, list(checkpoints)), strict=True))
-        result.alive = [
-            name for name, answer in stopped.items() if isinstance(answer, BaseException)
-        ]
-        result.kept = [name for name, answer in stopped.items() if answer is True]
+        stopped = dict(zip(mine, outcomes(stop, mine), strict=True))
+        alive = [name for name, answer in stopped.items() if isinstance(answer, BaseException)]
+        ended = kept = [name for name, answer in stopped.items() if answer is True]
         # If several creates of a job may have been sent, its record must stay for a while: it
         # blocks the name for a create that arrives late.
-        until = {name: appears_until for name in result.kept if name not in certain}
-        ended = result.kept
-        result.kept = _delete(client, launch_id, ended, until, backoff)
-        for name in set(ended) - set(result.kept):
-            _forget_checkpoints(client, name, checkpoints[name])
+        until = {name: appears_until for name in kept if launch.of(name) is not Made.OURS}
+        kept = _delete(client, launch.launch_id, ended, until, backoff)
+        for name in set(ended) - set(kept):
+            _forget_checkpoints(client, name, launch.checkpoints(name))
     except (KeyboardInterrupt, SystemExit) as again:
-        result.interrupted = again
-    for name in result.kept:
+        interrupted = again
+    for name in kept:
         _log.warning(
             (
                 "the training job %s of a launch that failed is being ended, and was not deleted: "
@@ -128,7 +105,7 @@ def withdraw(
             ),
             name,
         )
-    return result
+    return [*alive, *launch.met], interrupted
 
 
 def _forget_checkpoints(client: Client, name: str, uri: str) -> None:
