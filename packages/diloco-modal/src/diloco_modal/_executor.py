@@ -98,7 +98,7 @@ class ModalSpawnExecutor(BaseExecutor):
         longest = LONGEST_CALL - MARGIN - chosen.grace
         self.capabilities = replace(type(self).capabilities, max_timeout=longest)
         self._client = Client(chosen)
-        self._launcher = Launcher(self._client, chosen, self._backoff)
+        self._launcher = Launcher(self._client, chosen, self._backoff, self._patiently)
         self._observer = Observer(self._client, chosen)
         self._canceller = Canceller(self._client, chosen, self._observer, self._patiently)
 
@@ -155,7 +155,7 @@ class ModalSpawnExecutor(BaseExecutor):
     def _observe_run(
         self, handles: Sequence[ReplicaHandle]
     ) -> Mapping[ReplicaHandle, ReplicaStatus]:
-        return self._observer.observe(handles)[1]
+        return self._observer.observe(handles)
 
     def _result(self, handle: ReplicaHandle) -> Any:
         ended = self._observer.ended(handle)
@@ -191,22 +191,16 @@ class ModalSpawnExecutor(BaseExecutor):
 
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
         launch = self._launch_of(handle)
-
-        def terminal() -> bool:
-            try:
-                return self._patiently(lambda: self._observe([handle]))[handle].state.terminal
-            except (ReplicaNotFoundError, KeyError):
-                return True
-
         call_id = handle.metadata["function_call_id"]
         call = self._client.call(call_id)
 
         def fetch(ask: Callable[[Any], Any], most: int) -> list[Any]:
             return self._patiently(lambda: self._client.log_entries(call_id, call, ask, most))
 
+        ended = lambda: self._patiently(lambda: self._has_ended(handle))  # noqa: E731
         clock = self._options.clock
         check_time("launch", launch, 0.0, clock() + CLOCKS)
-        return read_log(fetch, query, terminal, clock, self._backoff, launch["at"])
+        return read_log(fetch, query, ended, clock, self._backoff, launch["at"])
 
     # --- ending and finding ---
 

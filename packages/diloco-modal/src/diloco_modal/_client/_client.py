@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +15,6 @@ from .._request._payload import deploy_command
 from .._state._handles import link
 from .._state._record import damaged
 from .._state._states import End
-from . import _event_loop as loop
 from ._errors import DenseLogError, MissingError
 from ._import import import_modal
 from ._records import Records
@@ -67,11 +66,7 @@ class Client(Records):
 
     async def spawn(self, function: Any, payload: Mapping[str, Any]) -> str:
         """Start a call, and return its id."""
-        call = await loop.asked(
-            function.spawn.aio(payload),
-            self._options.request_timeout,
-            f"starting rank {payload['rank']}",
-        )
+        call = await self._asked(function.spawn.aio(payload), f"starting rank {payload['rank']}")
         self._own.keep(str(call.object_id), True)
         return str(call.object_id)
 
@@ -89,17 +84,15 @@ class Client(Records):
         """
         if call_id in self._own:
             return
-        client, seconds, place = self.client(), self._options.request_timeout, (app, function)
-        from . import _wire
-
+        client, place = self.client(), (app, function)
         try:
-            theirs = _wire.get_app.aio(client, call_id)
-            app_id = await loop.asked(theirs, seconds, f"looking for the app of the call {call_id}")
+            theirs = self._wire.get_app.aio(client, call_id)
+            app_id = await self._asked(theirs, f"looking for the app of the call {call_id}")
         except MissingError:  # the call is gone
             return
         if app_id != self._apps.get(place):  # the app may have been stopped and deployed anew
-            find = _wire.find_app.aio(client, app, function, self.environment())
-            self._apps[place] = await loop.asked(find, seconds, f"looking for the app {app!r}")
+            find = self._wire.find_app.aio(client, app, function, self.environment())
+            self._apps[place] = await self._asked(find, f"looking for the app {app!r}")
         if app_id != self._apps[place]:
             raise damaged(
                 f"the run's record on Modal names the call {call_id}, which is none of the app "
@@ -113,12 +106,8 @@ class Client(Records):
             MissingError: Its result has expired, or there is no such call.
             BackendError: Modal could not be asked.
         """
-        client = self.client()
-        from . import _wire
-
-        asked_for = _wire.get_end.aio(client, call_id, value=value)
-        what = f"looking at the call {call_id}"
-        return await loop.asked(asked_for, self._options.request_timeout, what)
+        end: Awaitable[End | None] = self._wire.get_end.aio(self.client(), call_id, value=value)
+        return await self._asked(end, f"looking at the call {call_id}")
 
     def call(self, call_id: str) -> Any:
         """Return a call of Modal's client by its id."""
@@ -131,9 +120,7 @@ class Client(Records):
         ``"PENDING"`` is the word for a call that waits, and also for one that runs.
         """
         client = self.client()
-        from . import _wire
-
-        look = lambda: _wire.get_status.aio(client, call_id)  # noqa: E731
+        look = lambda: self._wire.get_status.aio(client, call_id)  # noqa: E731
         return str(self._ask(look, f"looking at the call {call_id}"))
 
     def cancel(self, call_id: str) -> None:

@@ -136,6 +136,17 @@ class Connection:
     def _ask(self, call: Callable[[], Awaitable[T]], what: str) -> T:
         return loop.ask(call, self._options.request_timeout, what)
 
+    async def _asked(self, call: Awaitable[T], what: str) -> T:
+        return await loop.asked(call, self._options.request_timeout, what)
+
+    @property
+    def _wire(self) -> Any:
+        """Return the module that uses the parts of Modal's client that may have moved."""
+        import_modal()
+        from . import _wire
+
+        return _wire
+
     @property
     def _where(self) -> dict[str, Any]:
         return {"client": self.client(), "environment_name": self.environment()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from diloco_protocol import (
@@ -30,6 +30,17 @@ class DenseLogError(BackendError):
 
     Either Modal's client or diloco has refused to read it.
     """
+
+
+_MEANT: Mapping[str, type[BackendError]] = {
+    "NotFoundError OutputExpiredError": MissingError,
+    "ResourceExhaustedError": ThrottledError,
+    "PermissionDeniedError": ForbiddenError,
+    "ServiceError InternalError ConnectionError ClientClosed": UnavailableError,
+    "LogsFetchError": DenseLogError,
+    "InvalidError": InvalidRequestError,
+}
+"""What errors of Modal's client mean, by their names."""
 
 
 def bounded(call: Callable[[], T], seconds: float, what: str) -> T:
@@ -92,34 +103,17 @@ def meant(error: Exception, what: str) -> BackendError:
             f"{text.rstrip('.')}. 'modal environment list' shows those that are there, and 'modal "
             f"environment create {match[1]}' makes one"
         )
-    if isinstance(error, (modal_errors.NotFoundError, modal_errors.OutputExpiredError)):
-        return MissingError(text)
-    if isinstance(error, modal_errors.ResourceExhaustedError):
-        return ThrottledError(text)
     if isinstance(error, modal_errors.AuthError):
         return AuthError(
             f"{text.rstrip('.')}. Run 'modal token new', or set MODAL_TOKEN_ID and "
             "MODAL_TOKEN_SECRET"
         )
-    if isinstance(error, modal_errors.PermissionDeniedError):
-        return ForbiddenError(text)
-    if isinstance(
-        error,
-        (
-            modal_errors.ServiceError,
-            modal_errors.InternalError,
-            modal_errors.ConnectionError,
-            modal_errors.ClientClosed,
-        ),
-    ):
-        return UnavailableError(text)
     # Modal's client does not translate the errors of a broken connection.
     if isinstance(error, (StreamTerminatedError, ProtocolError)):
         return UnavailableError(f"{what}: {type(error).__name__}: {error}")
-    if isinstance(error, modal_errors.LogsFetchError):
-        return DenseLogError(text)
-    if isinstance(error, modal_errors.InvalidError):
-        return InvalidRequestError(text)
+    for names, kind in _MEANT.items():
+        if isinstance(error, tuple(getattr(modal_errors, name) for name in names.split())):
+            return kind(text)
     text = f"{what}: {type(error).__name__}: {error}"
     # Streams of the client pass on errors of the network, such as ConnectionRefusedError.
     return UnavailableError(text) if isinstance(error, OSError) else BackendError(text)

@@ -12,7 +12,6 @@ from diloco_protocol.backend import Recent
 from .._request._options import ModalOptions
 from .._request._payload import record_name
 from .._state._record import DamagedRecordError, checked, numbers_of, written
-from . import _event_loop as loop
 from ._connection import Connection
 from ._errors import MissingError
 from ._import import import_modal
@@ -80,14 +79,11 @@ class Records(Connection):
         Raises:
             DamagedRecordError: It does not have the form that this version writes.
         """
-        from . import _wire
-
-        seconds = self._options.request_timeout
         put = record.put.aio(key, written(value), skip_if_exists=True)
-        if await loop.asked(put, seconds, f"writing {key} to the record"):
+        if await self._asked(put, f"writing {key} to the record"):
             return value
-        look = _wire.get_entry.aio(record, key)
-        text = await loop.asked(look, seconds, f"reading {key} from the record")
+        look = self._wire.get_entry.aio(record, key)
+        text = await self._asked(look, f"reading {key} from the record")
         return checked(key, text or "")
 
     def get(self, record: Any, key: str) -> Mapping[str, Any] | None:
@@ -96,9 +92,8 @@ class Records(Connection):
         Raises:
             DamagedRecordError: It does not have the form that this version writes.
         """
-        from . import _wire
-
-        text = self._ask(lambda: _wire.get_entry.aio(record, key), f"reading {key} from the record")
+        look = lambda: self._wire.get_entry.aio(record, key)  # noqa: E731
+        text = self._ask(look, f"reading {key} from the record")
         return None if text is None else checked(key, text)
 
     def settle(self, record: Any, *, kept: bool) -> bool:
@@ -129,12 +124,10 @@ class Records(Connection):
 
         A try whose answer was lost may have made it.
         """
-        from . import _wire
-
         with contextlib.suppress(DamagedRecordError):
             if (self.get(record, key) or {}).get("id") == value["id"]:
                 what = f"removing {key} from the record"
-                self._ask(lambda: _wire.remove_entry.aio(record, key), what)
+                self._ask(lambda: self._wire.remove_entry.aio(record, key), what)
 
     def entries(self, record: Any) -> Mapping[str, str]:
         """Return all entries, as they were written.
@@ -153,10 +146,8 @@ class Records(Connection):
             kept = self._entries.get(key)
         if kept is not None and len(kept[2]) == count and 0 <= now - kept[0] < _KEPT_SECONDS:
             return kept[2]
-        from . import _wire
-
         read: dict[str, str] = self._ask(
-            lambda: _wire.get_entries.aio(record), "reading the record"
+            lambda: self._wire.get_entries.aio(record), "reading the record"
         )
         self.keep_entries(record, read, now)
         return read
@@ -185,12 +176,10 @@ class Records(Connection):
 
         A Dict that was made under its name meanwhile belongs to another run, and stays.
         """
-        from . import _wire
-
         self._records.forget(run_id)
         what = f"removing the Dict {record_name(run_id)!r}"
         with contextlib.suppress(MissingError):
-            self._ask(lambda: _wire.remove_dict.aio(record), what)
+            self._ask(lambda: self._wire.remove_dict.aio(record), what)
 
     async def is_record(self, run_id: str) -> bool:
         """Return whether there is a Dict with the name of this run that is a record."""
@@ -199,9 +188,7 @@ class Records(Connection):
         record = modal.Dict.from_name(name, **self._where)
         what = f"looking at the Dict {name!r}"
         try:
-            return bool(
-                await loop.asked(record.contains.aio("launch"), self._options.request_timeout, what)
-            )
+            return bool(await self._asked(record.contains.aio("launch"), what))
         except MissingError:  # removed meanwhile
             return False
 

@@ -20,7 +20,6 @@ from diloco_protocol.backend import (
     check_text,
     check_variables,
     option,
-    or_none,
     seconds,
 )
 
@@ -92,15 +91,13 @@ class ModalOptions(Options):
 
     app: str = option("diloco", check=check_text)
     function: str = option("replica", check=check_function)
-    environment_name: str | None = option(None, check=or_none(check_text), shown="the profile's")
-    client: Any = option(
-        None, check=or_none(_check_client), type="modal.Client", shown="the environment's"
-    )
-    run_id: str | None = option(None, check=or_none(check_run_prefix), shown="run")
+    environment_name: str | None = option(None, check=check_text, shown="the profile's")
+    client: Any = option(None, check=_check_client, type="modal.Client", shown="the environment's")
+    run_id: str | None = option(None, check=check_run_prefix, shown="run")
     env: Mapping[str, str] | None = option(None, check=check_variables)
-    app_secrets: Sequence[str] | None = option(None, check=or_none(check_names))
-    region: str | None = option(None, check=or_none(_check_place), shown="the app's")
-    cloud: str | None = option(None, check=or_none(_check_place), shown="the app's")
+    app_secrets: Sequence[str] | None = option(None, check=check_names)
+    region: str | None = option(None, check=_check_place, shown="the app's")
+    cloud: str | None = option(None, check=_check_place, shown="the app's")
     max_restarts: int = option(0, check=check_restarts)
     pending_timeout: float = option(3600.0, check=seconds(7 * DAY, positive=True))
     grace: float = option(10.0, check=seconds(25))

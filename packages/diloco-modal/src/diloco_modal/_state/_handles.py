@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from diloco_protocol import InvalidRequestError, ReplicaHandle
-from diloco_protocol.backend import shown
+from diloco_protocol.backend import check_metadata, shown
 
 from ._record import call_of, stray
 
@@ -37,11 +37,7 @@ def check_handle(handle: ReplicaHandle, environment: str | None) -> None:
     Raises:
         InvalidRequestError: Says what is missing, or which environment the handle belongs to.
     """
-    missing = _KEYS - handle.metadata.keys()
-    if missing:
-        raise InvalidRequestError(
-            f"this handle does not lead to a call: its metadata lacks {', '.join(sorted(missing))}"
-        )
+    check_metadata(handle, "a call", _KEYS)
     theirs = handle.metadata["environment"]
     if environment is not None and theirs != environment:
         raise InvalidRequestError(

@@ -26,10 +26,6 @@ def _text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _uri(value: object) -> bool:
-    return value is None or isinstance(value, str)
-
-
 def _call(value: object) -> bool:
     return isinstance(value, str) and (value == "" or _CALL_ID.fullmatch(value) is not None)
 
@@ -42,16 +38,8 @@ def _count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST
 
 
-def _grace(value: object) -> bool:
-    return _number(value) and value <= _LONGEST_GRACE  # type: ignore[operator]
-
-
 def _positive(value: object) -> bool:
     return _count(value) and value != 0
-
-
-def _world_size(value: object) -> bool:
-    return _positive(value) and value <= MAX_REPLICAS  # type: ignore[operator]
 
 
 def _ranks(value: object) -> bool:
@@ -67,10 +55,6 @@ def _flag(value: object) -> bool:
     return isinstance(value, bool)
 
 
-def _maybe(value: object) -> bool:
-    return value is None or _flag(value)
-
-
 def _outcome(value: object) -> bool:
     try:
         return value in (None, "") or (isinstance(value, str) and bool(Outcome.from_json(value)))
@@ -78,18 +62,21 @@ def _outcome(value: object) -> bool:
         return False
 
 
-_SHAPES: dict[str, dict[str, Callable[[object], bool]]] = {
+_SHAPES: dict[str, dict[str, Callable[[Any], bool]]] = {
     "launch": {
-        "id": _text, "fingerprint": _text, "ranks": _ranks, "world_size": _world_size,
-        "app": _text, "function": _text, "environment": _text, "grace": _grace, "at": _number,
-        "rendezvous": _uri,
+        "id": _text, "fingerprint": _text, "ranks": _ranks,
+        "world_size": lambda value: _positive(value) and value <= MAX_REPLICAS,
+        "app": _text, "function": _text, "environment": _text, "at": _number,
+        "grace": lambda value: _number(value) and value <= _LONGEST_GRACE,
+        "rendezvous": lambda value: value is None or _text(value),
     },
     "call": {"call": _call},
     "cancel": {"by": _text, "at": _number},
     "life": {"attempt": _positive, "at": _number},
     "attempt": {"at": _number},
     "end": {
-        "started": _count, "failed": _count, "at": _number, "again": _maybe, "outcome": _outcome,
+        "started": _count, "failed": _count, "at": _number, "outcome": _outcome,
+        "again": lambda value: value is None or _flag(value),
     },
     "over": {"at": _number},
     "kept": {"kept": _flag},

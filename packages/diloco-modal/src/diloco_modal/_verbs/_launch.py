@@ -18,9 +18,8 @@ from diloco_protocol import (
     ReplicaState,
     RunConflictError,
     RunRequest,
-    retry,
 )
-from diloco_protocol.backend import all_or_nothing, redact_text
+from diloco_protocol.backend import Patiently, all_or_nothing, redact_text
 
 from .._client import _event_loop as loop
 from .._client._client import Client
@@ -71,8 +70,11 @@ def _freed(run_id: str) -> str:
 class Launcher:
     """Launches runs."""
 
-    def __init__(self, client: Client, options: ModalOptions, backoff: Backoff) -> None:
+    def __init__(
+        self, client: Client, options: ModalOptions, backoff: Backoff, patiently: Patiently
+    ) -> None:
         self._client, self._options, self._backoff = client, options, backoff
+        self._patiently = patiently
 
     def launch(self, request: RunRequest) -> list[ReplicaHandle]:
         """Start the calls that a run still lacks.
@@ -314,9 +316,6 @@ class Launcher:
     async def _check_app(self, call: str) -> None:
         options = self._options
         await self._soon(lambda: self._client.check_app(call, options.app, options.function))
-
-    def _patiently(self, call: Any) -> Any:
-        return retry(call, self._backoff, timeout=self._options.retry_timeout)
 
     async def _soon(self, call: Any) -> Any:
         return await loop.patiently(call, self._backoff, self._options.retry_timeout)

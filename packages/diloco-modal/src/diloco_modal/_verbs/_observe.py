@@ -65,14 +65,8 @@ class Observer:
         """Forget the ends of replicas, since their record was removed."""
         self._ends.forget(handles)
 
-    def observe(
-        self, handles: Sequence[ReplicaHandle]
-    ) -> tuple[Any, Mapping[ReplicaHandle, ReplicaStatus]]:
-        """Look at replicas of one run.
-
-        Returns:
-            The record of the run, or None if it was not needed; and the statuses of the replicas
-            that exist.
+    def observe(self, handles: Sequence[ReplicaHandle]) -> Mapping[ReplicaHandle, ReplicaStatus]:
+        """Return the statuses of those replicas of one run that exist.
 
         Raises:
             ReplicaNotFoundError: The run has no record.
@@ -81,7 +75,6 @@ class Observer:
         """
         ends = {handle: end[0] for handle in handles if (end := self.ended(handle)) is not None}
         open_handles = [handle for handle in dict.fromkeys(handles) if handle not in ends]
-        record = None
         statuses: dict[ReplicaHandle, ReplicaStatus] = {}
         if open_handles:
             self.check_place(open_handles)
@@ -108,7 +101,7 @@ class Observer:
                 else look
                 for handle, look in seen.items()
             }
-        return record, {**ends, **statuses}
+        return {**ends, **statuses}
 
     def known(
         self, handles: Sequence[ReplicaHandle], entries: Mapping[str, str], numbers: Numbers
