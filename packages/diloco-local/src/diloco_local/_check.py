@@ -28,48 +28,39 @@ _PROGRAM = """
 import functools, importlib, json, sys, traceback, types
 module, name, kwargs, report = sys.argv[1:]
 sys.argv[1:] = []
-answer = {}
+answer, step = {}, "module"
 try:
     target = importlib.import_module(module)
+    step = "attribute"
+    try:
+        target = functools.reduce(getattr, name.split("."), target)
+    except AttributeError:
+        inner = f"{module}.{name}"
+        try:
+            target = importlib.import_module(inner)
+        except ModuleNotFoundError as error:
+            if not f"{inner}.".startswith(f"{error.name}."):
+                raise
+            target = None
+        if target is None:
+            raise
+    if isinstance(target, types.ModuleType):
+        target = target.main
+    if not callable(target):
+        answer = {"step": "callable", "error": f"it is a {type(target).__name__}"}
+    elif callable(check := getattr(target, "check_arguments", None)):
+        with open(kwargs) as stream:
+            kwargs = json.load(stream)
+        try:
+            check(**kwargs)
+        except Exception as error:
+            answer = {"step": "arguments", "error": f"{type(error).__name__}: {error}"}
 except BaseException as error:
     answer = {
-        "step": "module",
+        "step": step if isinstance(error, AttributeError) else "module",
         "error": f"{type(error).__name__}: {error}",
         "traceback": traceback.format_exc(),
     }
-else:
-    try:
-        try:
-            target = functools.reduce(getattr, name.split("."), target)
-        except AttributeError:
-            inner = f"{module}.{name}"
-            try:
-                target = importlib.import_module(inner)
-            except ModuleNotFoundError as error:
-                if not f"{inner}.".startswith(f"{error.name}."):
-                    raise
-                target = None
-            if target is None:
-                raise
-        if isinstance(target, types.ModuleType):
-            target = target.main
-        if not callable(target):
-            answer = {"step": "callable", "error": f"it is a {type(target).__name__}"}
-        elif callable(check := getattr(target, "check_arguments", None)):
-            with open(kwargs) as stream:
-                kwargs = json.load(stream)
-            try:
-                check(**kwargs)
-            except Exception as error:
-                answer = {"step": "arguments", "error": f"{type(error).__name__}: {error}"}
-    except AttributeError as error:
-        answer = {"step": "attribute", "error": f"{type(error).__name__}: {error}"}
-    except BaseException as error:
-        answer = {
-            "step": "module",
-            "error": f"{type(error).__name__}: {error}",
-            "traceback": traceback.format_exc(),
-        }
 with open(report, "w") as stream:
     json.dump(answer, stream)
 """

@@ -99,19 +99,14 @@ class LocalProcessExecutor(BaseExecutor):
             raise InvalidRequestError(
                 f"python={os.fspath(chosen.python)!r} is not an interpreter that can be started"
             )
-        cwd = os.path.abspath(self._options.cwd if self._options.cwd is not None else Path.cwd())  # noqa: PTH100
+        cwd = os.path.abspath(chosen.cwd if chosen.cwd is not None else Path.cwd())  # noqa: PTH100
         if not os.path.isdir(cwd):  # noqa: PTH112  # False also for what no path can be
             raise InvalidRequestError(f"the working directory cwd={shown(cwd)} is not a folder")
         # A link into a virtual environment must stay a link
         python = os.path.abspath(program)  # noqa: PTH100
         folders = tuple(import_path(chosen.pythonpath, python, None if chosen.cwd is None else cwd))
-        return Setting(
-            python,
-            cwd,
-            folders,
-            self._options.grace,
-            inherited(os.environ, self._options.inherit_env),
-        )
+        base = inherited(os.environ, chosen.inherit_env)
+        return Setting(python, cwd, folders, chosen.grace, base)
 
     def _orders(self, request: RunRequest, setting: Setting) -> list[Order]:
         named, cuda_devices = self._options.gpus, request.env.get("CUDA_VISIBLE_DEVICES")

@@ -20,7 +20,6 @@ from diloco_protocol.backend import (
     check_run_prefix,
     check_variables,
     option,
-    or_none,
     seconds,
 )
 
@@ -77,9 +76,7 @@ class LocalOptions(Options):
 
     _: KW_ONLY
     root: str | os.PathLike[str] | None = option(
-        None,
-        check=or_none(check_home),
-        shown="`$XDG_STATE_HOME/diloco` or `~/.local/state/diloco`",
+        None, check=check_home, shown="`$XDG_STATE_HOME/diloco` or `~/.local/state/diloco`"
     )
     other_roots: Iterable[str | os.PathLike[str]] = option((), check=_check_paths, shown="none")
     python: str | os.PathLike[str] = option(
@@ -88,16 +85,16 @@ class LocalOptions(Options):
     env: Mapping[str, str] | None = option(None, check=check_variables)
     inherit_env: bool | Iterable[str] = option(True, check=_check_inherit_env)
     cwd: str | os.PathLike[str] | None = option(
-        None, check=or_none(check_home), shown="the current folder at the launch"
+        None, check=check_home, shown="the current folder at the launch"
     )
     pythonpath: Iterable[str | os.PathLike[str]] | None = option(
-        None, check=or_none(_check_paths), shown="this process's import path"
+        None, check=_check_paths, shown="this process's import path"
     )
     gpus: Sequence[str] | None = option(
-        None, check=or_none(_check_gpus), shown="`CUDA_VISIBLE_DEVICES`, else `nvidia-smi -L`"
+        None, check=_check_gpus, shown="`CUDA_VISIBLE_DEVICES`, else `nvidia-smi -L`"
     )
     grace: float = option(10.0, check=seconds(_LONGEST_GRACE))
-    run_id: str | None = option(None, check=or_none(check_run_prefix), shown="run")
+    run_id: str | None = option(None, check=check_run_prefix, shown="run")
     journal: RunJournal | None = option(None, check=check_journal)
     backoff: Backoff | None = option(None, check=check_backoff, shown="0.02 s to 0.5 s")
     clock: Callable[[], float] = option(time.time, check=check_callable, hidden=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diloco_protocol import InvalidRequestError, RunRequest
-from diloco_protocol.backend import shown
+from diloco_protocol.backend import refuse
 
 from ._environment import SAFE_PATH, compose
 from ._order import OUTCOME_FILE, RESTARTS, SPEC_FILE, Order
@@ -44,37 +44,19 @@ def check_request(request: RunRequest) -> None:
     Raises:
         InvalidRequestError: Says what was asked for and what to do instead.
     """
-    refusals = {
-        "spot": (
-            request.spot,
-            "there is no interruptible capacity on this machine; leave spot out",
-        ),
+    reasons = {
+        "spot": "there is no interruptible capacity on this machine; leave spot out",
         "secrets": (
-            tuple(request.secrets),
-            (
-                "there is no secret store here; replicas inherit the launcher's environment (see "
-                "inherit_env), so export them"
-            ),
+            "there is no secret store here; replicas inherit the launcher's environment (see "
+            "inherit_env), so export them"
         ),
         "cpu": (
-            request.cpu,
-            (
-                "processes are not confined to CPUs here; set thread numbers such as "
-                "OMP_NUM_THREADS "
-                "by env="
-            ),
+            "processes are not confined to CPUs here; set thread numbers such as OMP_NUM_THREADS "
+            "by env="
         ),
-        "memory": (
-            request.memory,
-            "processes are not confined to an amount of memory here; leave memory out",
-        ),
+        "memory": "processes are not confined to an amount of memory here; leave memory out",
     }
-    for name, (value, advice) in refusals.items():
-        if value:
-            raise InvalidRequestError(
-                f"{name}={shown(value)} cannot be honoured by local processes: {advice}"
-            )
-
+    refuse(request, "local processes", reasons)
     if request.timeout is not None and request.timeout > LATEST:
         raise InvalidRequestError(
             f"timeout={request.timeout:g} is longer than {LATEST} s: give less, or None for no "

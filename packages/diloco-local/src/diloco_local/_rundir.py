@@ -33,6 +33,7 @@ import shutil
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from diloco_protocol import InvalidRequestError
 from diloco_protocol.backend import is_run_id, is_shortage
@@ -62,29 +63,31 @@ def default_root() -> Path:
         ) from error
 
 
+class _File:
+    """A file with a fixed name in the folder of its owner."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, owner: Any, kind: object = None) -> Path:
+        return Path(owner.path, self._name)
+
+
 @dataclass(frozen=True, slots=True)
 class AttemptDir:
     """The files of one attempt of one replica."""
 
     path: Path
 
-    @property
-    def spec(self) -> Path:
-        """Return the file with the spec for the runner."""
-        return self.path / "spec.json"
+    spec = _File("spec.json")
+    """The file with the spec for the runner."""
+    outcome = _File("outcome.json")
+    """The file with the report of the runner; missing if it could not report."""
+    times = _File("times.jsonl")
+    """The file that says when the logs had which size.
 
-    @property
-    def outcome(self) -> Path:
-        """Return the file with the report of the runner; missing if it could not report."""
-        return self.path / "outcome.json"
-
-    @property
-    def times(self) -> Path:
-        """Return the file that says when the logs had which size.
-
-        Its lines are ``[unix seconds, bytes of stdout, bytes of stderr]``.
-        """
-        return self.path / "times.jsonl"
+    Its lines are ``[unix seconds, bytes of stdout, bytes of stderr]``.
+    """
 
     def log(self, stream: str) -> Path:
         """Return the file that holds ``"stdout"`` or ``"stderr"``."""
@@ -102,15 +105,10 @@ class ReplicaDir:
         """Return the file that marks a requested cancel."""
         return self.path.with_name(f"{self.path.name}.cancel.json")
 
-    @property
-    def state(self) -> Path:
-        """Return the file of the supervisor's current record."""
-        return self.path / "state.json"
-
-    @property
-    def final(self) -> Path:
-        """Return the file of the terminal record."""
-        return self.path / "final.json"
+    state = _File("state.json")
+    """The file of the supervisor's current record."""
+    final = _File("final.json")
+    """The file of the terminal record."""
 
     @property
     def final_outside(self) -> Path:
@@ -163,30 +161,16 @@ class RunDir:
     path: Path
     uid: str = ""
 
-    @property
-    def record(self) -> Path:
-        """Return the file that says what was launched."""
-        return self.path / "run.json"
-
-    @property
-    def lock(self) -> Path:
-        """Return the lock file, which is held while a process supervises the run."""
-        return self.path / "lock"
-
-    @property
-    def wake(self) -> Path:
-        """Return the FIFO that wakes the supervisor when it is written to."""
-        return self.path / "wake"
-
-    @property
-    def log(self) -> Path:
-        """Return the file with the supervisor's own standard error."""
-        return self.path / "supervisor.log"
-
-    @property
-    def started(self) -> Path:
-        """Return the file that exists once all replicas have been started."""
-        return self.path / "started"
+    record = _File("run.json")
+    """The file that says what was launched."""
+    lock = _File("lock")
+    """The lock file, which is held while a process supervises the run."""
+    wake = _File("wake")
+    """The FIFO that wakes the supervisor when it is written to."""
+    log = _File("supervisor.log")
+    """The file with the supervisor's own standard error."""
+    started = _File("started")
+    """The file that exists once all replicas have been started."""
 
     def mark_started(self) -> None:
         """Mark the run as started: from now on it exists."""

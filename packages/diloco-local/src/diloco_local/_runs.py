@@ -23,7 +23,7 @@ from diloco_protocol import (
     RunConflictError,
     UnavailableError,
 )
-from diloco_protocol.backend import is_shortage, shown
+from diloco_protocol.backend import check_metadata, is_shortage, shown
 
 from ._files import DamagedFileError, create_json, is_locked, open_lock, try_lock, write_json
 from ._identity import host_name
@@ -85,10 +85,7 @@ def check_handle(handle: ReplicaHandle, roots: Sequence[Root]) -> Root:
     Raises:
         InvalidRequestError: It is of another machine or root, or lacks what leads to its run.
     """
-    if missing := {"host", "root", "uid"} - handle.metadata.keys():
-        raise InvalidRequestError(
-            f"the handle of replica {handle.rank} lacks the metadata {', '.join(sorted(missing))}"
-        )
+    check_metadata(handle, "a run", {"host", "root", "uid"})
     host = handle.metadata["host"]
     if host != host_name():
         raise InvalidRequestError(

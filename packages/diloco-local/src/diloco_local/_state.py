@@ -5,7 +5,7 @@ It is for processes that observe the replica, and for a supervisor that goes on 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,15 +48,7 @@ class AttemptState:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as JSON values."""
-        return {
-            "attempt": self.attempt,
-            "phase": self.phase,
-            "runner": None if self.runner is None else self.runner.to_dict(),
-            "known": [identity.to_dict() for identity in self.known],
-            "started_at": self.started_at,
-            "stop": None if self.stop is None else self.stop.to_dict(),
-            "deadline": self.deadline,
-        }
+        return asdict(self)
 
 
 def read_state(path: Path) -> AttemptState:

@@ -222,7 +222,6 @@ def _supervise(
         except (OSError, BackendError) as error:
             ready.tell(f"{type(error).__name__}: {error}")
             return
-        ready.tell(None)
     else:
         supervisor.adopt_all()
         if orders and not run.started.exists():
@@ -232,7 +231,7 @@ def _supervise(
                 "were ended"
             )
             return
-        ready.tell(None)
+    ready.tell(None)
     supervisor.loop()
 
 

@@ -55,10 +55,6 @@ class Stop:
             raise ValueError(f"the reason {reason.value!r} is none to end an attempt")
         return cls(reason, unix_seconds(data["at"]))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the stop as JSON values."""
-        return {"reason": str(self.reason), "at": self.at}
-
 
 _STOPPED = {
     Reason.CANCEL_REQUESTED: "cancelled on request",
