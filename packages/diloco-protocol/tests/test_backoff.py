@@ -121,13 +121,3 @@ def test_it_gives_up_in_time():
         )
     assert clock.now - 100.0 <= 20
     assert "given up after 20 s" in caught.value.__notes__[0]
-
-
-def test_what_a_part_of_the_call_has_given_up_is_not_tried_again():
-    clock = Clock()
-    waits = backoff(clock, first=1.0, cap=8.0)
-    call = failing(*[UnavailableError("down")] * 99)
-    with pytest.raises(UnavailableError) as caught:
-        retry(lambda: retry(call, waits, timeout=20), waits, timeout=60)
-    assert clock.now - 100.0 <= 20
-    assert caught.value.__notes__ == ["given up after 20 s of trying again"]

@@ -11,7 +11,6 @@ from ._checks import is_number, shown
 from ._errors import BackendError, InvalidRequestError, ThrottledError
 
 T = TypeVar("T")
-_GIVEN_UP = "given up after"
 
 
 def _uniform() -> float:
@@ -88,13 +87,12 @@ def retry(call: Callable[[], T], backoff: Backoff, *, timeout: float) -> T:
         try:
             return call()
         except BackendError as error:
-            notes = getattr(error, "__notes__", ())
-            if not error.retryable or any(note.startswith(_GIVEN_UP) for note in notes):
-                raise  # in the second case, a part of the call has tried again by itself
+            if not error.retryable:
+                raise
             if isinstance(error, ThrottledError) and error.retry_after is not None:
                 delay = max(delay, error.retry_after)
             if backoff.clock() + delay > deadline:
-                error.add_note(f"{_GIVEN_UP} {timeout:g} s of trying again")
+                error.add_note(f"given up after {timeout:g} s of trying again")
                 raise
         backoff.sleep(delay)
     raise AssertionError("delays() has no end")
