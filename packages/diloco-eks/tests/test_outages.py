@@ -5,7 +5,14 @@ import time
 
 import pytest
 
-from diloco_protocol import AuthError, BackendError, Backoff, ForbiddenError, UnavailableError
+from diloco_protocol import (
+    AuthError,
+    BackendError,
+    Backoff,
+    FolderJournal,
+    ForbiddenError,
+    UnavailableError,
+)
 
 AWAY = 14.0
 KINDS = ["throttle", "unavailable", "cut", "unauthorized"]
@@ -106,6 +113,26 @@ def test_a_log_that_breaks_at_its_end_is_not_taken_for_whole(bench, report):
     lines = executor.log_iter(run.handles[0], follow=True)
     with pytest.raises(UnavailableError):
         next(lines)
+
+
+@pytest.mark.parametrize("verb", ["cancel", "collect"])
+def test_what_waits_for_a_log_that_a_journal_would_keep(bench, report, tmp_path, verb):
+    run = bench.launch(2)
+    journal = FolderJournal(tmp_path / "journal")
+    executor = outage(bench, None, 1000.0, retry_timeout=60, journal=journal)
+    bench.stand_in.faults.add("server_error", resource="pods/log", times=None)
+    begin = bench.world.now()
+    if verb == "cancel":
+        executor.cancel(run.handles[0])
+        assert bench.world.now() - begin <= 10
+        return
+    for rank in (0, 1):
+        run.pod(rank).succeed(report("done")[0])
+    bench.world.settle()
+    begin = bench.world.now()
+    results = executor.collect(run.handles, timeout=1.0)
+    assert [result["result"] for result in results] == ["done", "done"]
+    assert bench.world.now() - begin <= 1
 
 
 def test_a_refusal_is_not_waited_out(bench, report):

@@ -19,8 +19,10 @@ from diloco_protocol import (
     RunJournal,
     StoreJournal,
     UnavailableError,
+    retry,
 )
 from diloco_protocol import _journal as journals
+from diloco_protocol import _kept_logs as kept_logs
 from diloco_protocol._journal_records import LOG_BYTES, OPTIONS_BYTES
 
 FAILED = ReplicaStatus(ReplicaState.FAILED, message="no data")
@@ -47,6 +49,17 @@ def handles(run_id="a", count=3):
 def launched(journal, count=2, **options):
     executor = Memory({}, journal=journal)
     return executor, executor.launch_replicas(count, "m:f", run_id="mine", **options)
+
+
+def timed(executor):
+    """Give an executor a clock, and return the list that holds its time."""
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    executor._backoff = replace(executor._backoff, clock=lambda: now[0], sleep=sleep)
+    return now
 
 
 def key_of_end(objects):
@@ -420,10 +433,10 @@ class TestLogs:
         of = "the log of rank 0 of run 'mine'"
         assert f"{of} is not in the journal: no result today" in caplog.text
 
-    def test_logs_are_waited_for_for_a_while_only(self, journal):
+    def test_logs_are_waited_for_for_a_while_only(self, journal, monkeypatch):
+        monkeypatch.setattr(kept_logs, "MAX_THREADS", 1)
         executor, run = launched(journal, 40)
-        now = [0.0]
-        executor._backoff = replace(executor._backoff, clock=lambda: now[0])
+        now = timed(executor)
 
         def slow(handle, query):
             now[0] += 6.0
@@ -433,7 +446,48 @@ class TestLogs:
         executor.world.update(dict.fromkeys(run, FAILED))
         executor.describe_run(run)
         assert len(journal.look("mine").ends) == 40
-        assert 0 < len(journal.look("mine").logged) < 40
+        assert len(journal.look("mine").logged) == 1
+
+    @pytest.mark.parametrize("inside", [False, True])
+    def test_a_cancel_waits_ten_seconds_for_logs_that_fail(self, journal, inside):
+        """A backend may try again by itself, too."""
+        executor, (first, _) = launched(journal)
+        now = timed(executor)
+        executor._patience = 60.0
+
+        def failing(handle, query):
+            patience = 60.0 if inside else 0.0
+            return retry(unavailable, executor._backoff, timeout=patience)
+
+        executor._logs = failing
+        executor.cancel(first)
+        assert executor.hooks[-1] == "stop"
+        assert 5.0 < now[0] <= 10.0
+
+    def test_collect_waits_for_no_log_past_its_timeout(self, journal):
+        executor, run = launched(journal)
+        now = timed(executor)
+        executor._patience = 60.0
+        executor.world.update(dict.fromkeys(run, FAILED))
+        logs = executor._logs
+        executor._logs = lambda handle, query: unavailable() if handle.rank else logs(handle, query)
+        executor.collect(run, timeout=2.0)
+        assert now[0] <= 2.0
+        assert executor.kept_log(run[0]).endswith("line 4\n")
+
+    def test_no_cancel_waits_until_all_logs_are_without_secrets(self, journal, monkeypatch):
+        executor, run = launched(journal, 40)
+        executor.capabilities = replace(executor.capabilities, cancel_scope="gang")
+        now = timed(executor)
+
+        def slow(text):
+            now[0] += 4.0
+            return text
+
+        monkeypatch.setattr(kept_logs, "redact_text", slow)
+        executor.cancel(run[0])
+        assert now[0] == 12.0
+        assert len(journal.look("mine").logged) == 3
 
     def test_a_journal_without_logs_is_asked_for_none(self, journal):
         class Plain:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -11,6 +14,7 @@ from ._checks import is_number, shown
 from ._errors import BackendError, InvalidRequestError, ThrottledError
 
 T = TypeVar("T")
+_LATEST: ContextVar[float] = ContextVar("the latest moment of a further try", default=math.inf)
 
 
 def _uniform() -> float:
@@ -71,6 +75,24 @@ class Patiently(Protocol):
         """Return what ``call`` returns."""
 
 
+@contextlib.contextmanager
+def no_try_after(moment: float) -> Iterator[None]:
+    """Have every :func:`retry` in this thread give up at a moment of its back-off's clock."""
+    before = _LATEST.set(moment)
+    try:
+        yield
+    finally:
+        _LATEST.reset(before)
+
+
+def latest_try(moment: float) -> float:
+    """Return the moment after which this thread tries nothing again: the given or an earlier one.
+
+    Loops of a backend's own that try again have to keep to it, as :func:`retry` does.
+    """
+    return min(moment, _LATEST.get())
+
+
 def retry(call: Callable[[], T], backoff: Backoff, *, timeout: float) -> T:
     """Call a function until it returns, as long as its errors are retryable.
 
@@ -82,7 +104,8 @@ def retry(call: Callable[[], T], backoff: Backoff, *, timeout: float) -> T:
     Raises:
         BackendError: A non-retryable error, at once; or the last error, when the time is up.
     """
-    deadline = backoff.clock() + timeout
+    begun = backoff.clock()
+    deadline = latest_try(begun + timeout)
     for delay in backoff.delays():
         try:
             return call()
@@ -92,7 +115,9 @@ def retry(call: Callable[[], T], backoff: Backoff, *, timeout: float) -> T:
             if isinstance(error, ThrottledError) and error.retry_after is not None:
                 delay = max(delay, error.retry_after)
             if backoff.clock() + delay > deadline:
-                error.add_note(f"given up after {timeout:g} s of trying again")
+                note = f"given up after {min(timeout, deadline - begun):g} s of trying again"
+                if note not in getattr(error, "__notes__", ()):  # a retry inside may have said so
+                    error.add_note(note)
                 raise
         backoff.sleep(delay)
     raise AssertionError("delays() has no end")

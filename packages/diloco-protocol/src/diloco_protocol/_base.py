@@ -23,6 +23,7 @@ from ._errors import (
 from ._handle import ReplicaHandle
 from ._hooks import Finding, LogQuery, Option
 from ._journaled import Journaled
+from ._kept_logs import logs_until
 from ._launch_error import LaunchError
 from ._look_order import LookOrder
 from ._options import Options, options_of
@@ -375,7 +376,8 @@ class BaseExecutor(Journaled):
         # Infinity is another way to say None; every other value that is not finite is refused.
         limit = None if timeout == math.inf else check_seconds("timeout", timeout, none=True)
         begun = self._backoff.clock()
-        with self._within(limit):
+        deadline = math.inf if limit is None else begun + limit
+        with self._within(limit), logs_until(deadline):
             for handle in handles:
                 self._check(handle)  # a backend may have to ask to whom its credentials belong
             ends = self._ends(handles)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections import deque
+from contextlib import contextmanager
+from contextvars import ContextVar
+from threading import Lock
 from typing import TYPE_CHECKING, TypeVar
 
-from ._backoff import retry
+from ._backoff import no_try_after, retry
 from ._cancel import MAX_THREADS
 from ._collect import log
 from ._errors import (
@@ -21,7 +25,7 @@ from ._journal_records import LOG_BYTES, DamagedRecordError
 from ._redact import redact_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ._backoff import Backoff
     from ._handle import ReplicaHandle
@@ -32,7 +36,19 @@ T = TypeVar("T")
 KEPT_LOGS = 256
 """Logs are kept of the ranks below this number."""
 _LINES = 5000
-_SECONDS = 10.0  # for which all logs together, and each one, are waited for
+_SECONDS = 10.0  # for which all logs together are waited for
+
+_until: ContextVar[float] = ContextVar("when logs are waited for no longer", default=math.inf)
+
+
+@contextmanager
+def logs_until(moment: float) -> Iterator[None]:
+    """Wait for logs no longer than until that moment in this thread, such as collect's deadline."""
+    before = _until.set(moment)
+    try:
+        yield
+    finally:
+        _until.reset(before)
 
 
 class KeptLogs(Hooks):
@@ -85,19 +101,26 @@ class KeptLogs(Hooks):
 
         clock = self._backoff.clock
         deadline = clock() + _SECONDS
+        until = min(deadline, _until.get())
+
+        # Redaction takes up to a second each. All threads at it would be long past the deadline.
+        one_redacts = Lock()
 
         def read(handle: ReplicaHandle) -> str:
-            return self._end_of_log(handle) if clock() < deadline else ""
+            end = self._end_of_log(handle, until) if clock() < deadline else ""
+            with one_redacts:
+                return redact_text(end) if clock() < deadline else ""
 
         with ThreadPoolExecutor(min(len(wanted), MAX_THREADS)) as threads:
             return dict(zip(wanted, threads.map(read, wanted), strict=True))
 
-    def _end_of_log(self, handle: ReplicaHandle) -> str:
-        """Return the last lines of a log without secrets; empty if there are none."""
+    def _end_of_log(self, handle: ReplicaHandle, until: float) -> str:
+        """Return the last lines of a log; empty if there are none, or not by that time."""
         lines: deque[str] = deque()
         size = 0
         try:
-            with self._within(_SECONDS):
+            left = max(0.0, until - self._backoff.clock())
+            with self._within(left), no_try_after(until):
                 query = LogQuery(n_lines=_LINES)
                 for line in self._patiently(lambda: self._logs(handle, query)):
                     lines.append(line)
@@ -109,7 +132,7 @@ class KeptLogs(Hooks):
         except DilocoError as error:
             log(f"the log of rank {handle.rank} of run {handle.run_id!r} is not kept: {error}")
             return ""
-        return redact_text("".join(f"{line}\n" for line in lines))
+        return "".join(f"{line}\n" for line in lines)
 
     def _keep_logs(self, logs: Mapping[ReplicaHandle, str]) -> None:
         """Write the ends of logs into the journal."""

@@ -4,7 +4,7 @@ They are options, checks, resources, redaction, signals, processes, and verbs of
 ``diloco``. A user of a backend needs none of them, so they are not in the package itself.
 """
 
-from ._backoff import Patiently
+from ._backoff import Patiently, latest_try
 from ._bounds import OUTCOME_BYTES, RECORD_BYTES, RESULT_BYTES, check_size, read_bounded
 from ._cancel import cancel_all, check_ended
 from ._checks import (
@@ -110,6 +110,7 @@ __all__ = [
     "is_reserved",
     "is_run_id",
     "is_shortage",
+    "latest_try",
     "one_of",
     "option",
     "options_of",

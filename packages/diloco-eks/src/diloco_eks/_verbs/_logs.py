@@ -21,7 +21,7 @@ from diloco_protocol import (
     is_result_line,
     retry,
 )
-from diloco_protocol.backend import Look, check_whole, follow
+from diloco_protocol.backend import Look, check_whole, follow, latest_try
 
 from .._client._client import pieces
 from .._client._cluster import Cluster
@@ -119,8 +119,10 @@ class Outage:
         pause = self._backoff.first
         if isinstance(error, ThrottledError) and error.retry_after is not None:
             pause = max(pause, error.retry_after)
-        if now + pause > since + self._patience:
-            error.add_note(f"given up after {self._patience:g} s of trying again")
+        deadline = latest_try(since + self._patience)
+        if now + pause > deadline:
+            seconds = min(self._patience, deadline - since)
+            error.add_note(f"given up after {seconds:g} s of trying again")
             raise error
         self._backoff.sleep(pause)
 
