@@ -256,6 +256,15 @@ def test_an_interrupted_launch_leaves_nothing(bench, monkeypatch):
     assert bench.executor().list_runs() == []
 
 
+def test_a_launch_that_is_interrupted_while_its_handles_are_made_leaves_nothing(bench, monkeypatch):
+    executor = bench.executor()
+    monkeypatch.setattr(executor, "_handles", lambda *_: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        executor.launch_replicas(2, "trainer:train")
+    bench.world.settle()
+    assert bench.executor().list_runs() == []
+
+
 def test_an_interrupted_launch_of_a_named_run_says_its_name(bench, monkeypatch):
     """It may be a second launch of that name, and the first one's replicas are not ours to end."""
     executor = interrupt_the_answer(bench, monkeypatch)

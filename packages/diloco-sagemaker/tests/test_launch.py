@@ -533,14 +533,18 @@ def test_an_interrupt_leaves_nothing_alive(aws, executor):
     assert aws.jobs == {}
 
 
-def test_an_interrupt_after_the_last_create_leaves_nothing_alive(aws, executor):
+@pytest.mark.parametrize("where", ["look", "handles"])
+def test_an_interrupt_after_the_last_create_leaves_nothing_alive(aws, executor, monkeypatch, where):
     ours = executor()
 
     def interrupted(*_):
         assert len(aws.jobs) == 3
         raise KeyboardInterrupt
 
-    ours._created = interrupted
+    if where == "look":
+        ours._created = interrupted
+    else:
+        monkeypatch.setattr("diloco_sagemaker._executor.make_handle", interrupted)
     with pytest.raises(KeyboardInterrupt):
         launch(ours)
     assert aws.jobs == {}

@@ -188,6 +188,7 @@ class EKSExecutor(LogVerbs):
         self._try_arguments(arguments)
         try:
             facts, new = create(self._cluster, manifest, self._patiently)
+            handles = self._handles(facts)
         except BackendError:
             raise
         except BaseException as interrupt:
@@ -204,7 +205,7 @@ class EKSExecutor(LogVerbs):
         if arguments is not None:
             ours = new or not request.named
             send_arguments(self._cluster, manifest, arguments, facts, self._patiently, ours=ours)
-        return self._handles(facts)
+        return handles
 
     def _check_names(self) -> None:
         """Refuse a service account or a queue that does not exist, before the launch."""

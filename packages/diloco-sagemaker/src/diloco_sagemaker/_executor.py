@@ -228,8 +228,8 @@ class SageMakerExecutor(BaseExecutor):
                     "attach(run_id) finds them too",
                     unsure(list(launch.requests)),
                 ) from error
-        self._runs.launched(request.run_id)
-        return [handle(rank, created[rank]) for rank in request.ranks]
+            self._runs.launched(request.run_id)
+            return [handle(rank, created[rank]) for rank in request.ranks]
 
     def _created(self, request: RunRequest, launch: Launch) -> dict[int, int]:
         """Return when the jobs of a launch were created.
