@@ -48,7 +48,14 @@ def test_the_fingerprint_is_of_what_was_asked():
 
 
 @pytest.mark.parametrize(
-    "options", [{"spot": True}, {"secrets": {"A": "b"}}, {"cpu": 2}, {"memory": "1Gi"}]
+    "options",
+    [
+        {"spot": True},
+        {"secrets": {"A": "b"}},
+        {"cpu": 2},
+        {"memory": "1Gi"},
+        {"env": {"DILOCO_LOCAL_REPLICA": ""}},
+    ],
 )
 def test_refusals(options):
     with pytest.raises(InvalidRequestError, match="cannot be honoured by local processes"):

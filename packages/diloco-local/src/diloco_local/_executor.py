@@ -52,7 +52,7 @@ class LocalProcessExecutor(BaseExecutor):
     GPUs: ``gpu=None`` leaves ``CUDA_VISIBLE_DEVICES`` as it is. ``"2"`` or ``"any:2"`` give each
     replica two of the machine's GPUs, ``"A100"`` one and ``"A100:2"`` two of a model, disjoint
     among the replicas of the launch. Not honoured and therefore refused: ``cpu``, ``memory``,
-    ``secrets``, ``spot=True``.
+    ``secrets``, ``spot=True``, ``DILOCO_LOCAL_REPLICA`` in ``env``.
 
     Its arguments are the fields of :class:`LocalOptions`, all by name.
 

@@ -13,6 +13,7 @@ from diloco_protocol.backend import refuse
 
 from ._environment import SAFE_PATH, compose
 from ._order import OUTCOME_FILE, RESTARTS, SPEC_FILE, Order
+from ._processes import MARKER
 from ._rundir import RunDir
 from ._verdict import LATEST
 
@@ -57,6 +58,11 @@ def check_request(request: RunRequest) -> None:
         "memory": "processes are not confined to an amount of memory here; leave memory out",
     }
     refuse(request, "local processes", reasons)
+    if MARKER in request.env:
+        raise InvalidRequestError(
+            f"env={{{MARKER!r}: …}} cannot be honoured by local processes: the launch itself sets "
+            "this variable for every replica"
+        )
     if request.timeout is not None and request.timeout > LATEST:
         raise InvalidRequestError(
             f"timeout={request.timeout:g} is longer than {LATEST} s: give less, or None for no "
