@@ -370,7 +370,10 @@ class TestLogs:
         executor, (first, _) = launched(journal)
         executor.capabilities = replace(executor.capabilities, cancel_scope="gang")
         executor._attach = unavailable_run
+        executor._patience = 60.0
+        now = timed(executor)
         executor.cancel(first)
+        assert now[0] <= 10.0
         assert "the logs of run 'mine' are not kept: no list today" in caplog.text
         assert executor.hooks[-1] == "stop"
 

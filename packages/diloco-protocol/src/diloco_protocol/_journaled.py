@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ._backoff import no_try_after
 from ._cancel import check_ended
 from ._checks import shown
 from ._collect import RESULT_LOST, log
@@ -22,7 +23,7 @@ from ._errors import (
 )
 from ._journal import is_believed
 from ._journal_records import DamagedRecordError, options_of_launch
-from ._kept_logs import KeptLogs
+from ._kept_logs import LOG_SECONDS, KeptLogs
 from ._look_order import LookOrder
 from ._redact import redact_and_cut
 from ._texts import readable_status
@@ -182,8 +183,11 @@ class Journaled(KeptLogs):
         """Return the ends of the logs of those that a cancel ends, for the journal."""
         if self._journal is None or self.capabilities.cancel_scope != "gang":
             return self._read_logs([handle])
+        deadline = self._backoff.clock() + LOG_SECONDS
         try:
-            return self._read_logs(self._run_of(self._journal, handle))
+            with no_try_after(deadline):
+                run = self._run_of(self._journal, handle)
+            return self._read_logs(run, deadline)
         except DilocoError as error:
             log(f"the logs of run {handle.run_id!r} are not kept: {error}")
             return {}

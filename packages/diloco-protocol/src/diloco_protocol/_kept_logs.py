@@ -36,7 +36,8 @@ T = TypeVar("T")
 KEPT_LOGS = 256
 """Logs are kept of the ranks below this number."""
 _LINES = 5000
-_SECONDS = 10.0  # for which all logs together are waited for
+LOG_SECONDS = 10.0
+"""Seconds for which all logs together are waited for."""
 
 _until: ContextVar[float] = ContextVar("when logs are waited for no longer", default=math.inf)
 
@@ -92,7 +93,9 @@ class KeptLogs(Hooks):
             log(str(error))
             return None
 
-    def _read_logs(self, handles: Sequence[ReplicaHandle]) -> dict[ReplicaHandle, str]:
+    def _read_logs(
+        self, handles: Sequence[ReplicaHandle], deadline: float | None = None
+    ) -> dict[ReplicaHandle, str]:
         """Return the ends of logs for the journal, if it takes any, as far as they come in time."""
         wanted = [handle for handle in handles if handle.rank < KEPT_LOGS]
         if not wanted or not hasattr(self._journal, "keep_log"):
@@ -100,7 +103,7 @@ class KeptLogs(Hooks):
         from concurrent.futures import ThreadPoolExecutor  # slow to import
 
         clock = self._backoff.clock
-        deadline = clock() + _SECONDS
+        deadline = clock() + LOG_SECONDS if deadline is None else deadline
         until = min(deadline, _until.get())
 
         # Redaction takes up to a second each. All threads at it would be long past the deadline.
