@@ -10,7 +10,7 @@ from ..._server._http import Request, Response, as_json
 from .._admission import _admit
 from .._objects import _refusals, _resources
 from . import _delete, _exec, _lists, _patch, _protobuf, _review
-from ._checks import _fields, _jobs, _names, _pods, _shape
+from ._checks import _jobs, _names, _pods, _shape
 from ._logs import serve as serve_log
 
 if TYPE_CHECKING:
@@ -55,9 +55,7 @@ class Verbs:
             if verb == "create":
                 return as_json(201, self._create(request, route, warnings), _warning(warnings))
             if verb in ("update", "patch"):
-                return as_json(
-                    200, self._change(verb, request, route, warnings), _warning(warnings)
-                )
+                return as_json(200, self._change(verb, request, route))
             return as_json(200, _delete.one(self._cluster, request, route))
 
     def _create(self, request: Request, route: Route, warnings: list[str]) -> Json:
@@ -69,7 +67,7 @@ class Verbs:
         if route.name:
             raise _refusals.method_not_allowed()
         _check_kind(resource, body)
-        body = _known(request, resource, body, warnings)
+        body = _shape.decode(resource.kind, body)
         store = self._cluster.store
         if not isinstance(body.get("metadata"), dict):
             raise _refusals.bad_request("the object has no metadata")
@@ -128,7 +126,7 @@ class Verbs:
         new = {**new, "spec": spec, "status": {"phase": "Pending", "qosClass": "BestEffort"}}
         return _admit.admit(self._cluster.store, new)
 
-    def _change(self, verb: str, request: Request, route: Route, warnings: list[str]) -> Json:
+    def _change(self, verb: str, request: Request, route: Route) -> Json:
         resource, store = route.resource, self._cluster.store
         old = store.get(resource, route.namespace, route.name)
         if verb == "patch":
@@ -137,7 +135,7 @@ class Verbs:
         else:
             new = _body(request)
         _check_kind(resource, new)
-        new = _known(request, resource, new, warnings)
+        new = _shape.decode(resource.kind, new)
         meta = dict(new.get("metadata") or {})
         version = meta.get("resourceVersion")
         if version and version != old["metadata"]["resourceVersion"]:
@@ -212,15 +210,6 @@ def _dry(request: Request) -> bool:
         )
         raise _refusals.ApiError(422, "Invalid", message, {})
     return value == "All"
-
-
-def _known(request: Request, resource: Resource, body: Json, warnings: list[str]) -> Json:
-    body = _shape.decode(resource.kind, body)
-    if resource not in (_resources.JOBS, _resources.PODS):
-        return body
-    kept, words = _fields.known(resource.kind, body, request.query.get("fieldValidation") or "Warn")
-    warnings += words
-    return kept
 
 
 def _warning(warnings: list[str]) -> dict[str, str]:

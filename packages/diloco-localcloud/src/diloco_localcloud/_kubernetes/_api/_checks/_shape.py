@@ -1,6 +1,8 @@
-"""The types of the fields that the stand-in reads.
+"""The fields of objects, and the types of those that the stand-in reads.
 
-Values that a real server could not decode are refused before they are used.
+Values that a real server could not decode are refused before they are used. A field that a Job, a
+pod or a container does not have is refused, too, which a real server does if a client asks for it
+(``fieldValidation=Strict``, as kubectl does).
 """
 
 from __future__ import annotations
@@ -13,63 +15,63 @@ from ..._objects._quantities import quantity
 
 Json = dict[str, Any]
 
+
 # A shape is "string", "int", "bool", "number", "quantity", "base64" or "any"; [shape] for a list;
 # ("map", shape); or a dict of fields.
-_REFERENCE = {"name": "string", "key": "string", "optional": "bool", "secretName": "string"}
-_VOLUME_SOURCE = {**_REFERENCE, "items": [{"key": "string", "path": "string"}]}
-_META = {
-    "name": "string",
-    "generateName": "string",
-    "namespace": "string",
-    "uid": "string",
-    "resourceVersion": "string",
-    "labels": ("map", "string"),
-    "annotations": ("map", "string"),
-    "finalizers": ["string"],
-    "ownerReferences": [
-        {"kind": "string", "name": "string", "uid": "string", "apiVersion": "string"}
-    ],
-}
-_ENV = {
-    "name": "string",
-    "value": "string",
-    "valueFrom": {
+def _fields(rest: str = "", *, strings: str = "", ints: str = "", **typed: Any) -> Json:
+    """Return the shape of an object, with the names of its fields; ``rest`` are not looked at."""
+    kinds = {"any": rest, "string": strings, "int": ints}
+    return {name: kind for kind, names in kinds.items() for name in names.split()} | typed
+
+
+_REFERENCE = _fields(strings="name key secretName", optional="bool")
+_VOLUME_SOURCE = {**_REFERENCE, "items": [_fields(strings="key path")]}
+_META = _fields(
+    strings="name generateName namespace uid resourceVersion",
+    labels=("map", "string"),
+    annotations=("map", "string"),
+    finalizers=["string"],
+    ownerReferences=[_fields(strings="kind name uid apiVersion")],
+)
+_ENV = _fields(
+    strings="name value",
+    valueFrom={
         "fieldRef": {"fieldPath": "string"},
-        "resourceFieldRef": {"resource": "string", "divisor": "quantity"},
         "configMapKeyRef": _REFERENCE,
         "secretKeyRef": _REFERENCE,
     },
-}
-_SECURITY = {
-    "runAsNonRoot": "bool",
-    "runAsUser": "int",
-    "seccompProfile": {"type": "string"},
-}
-_REQUIREMENT = {"key": "string", "operator": "string", "values": ["string"]}
+)
+_SECURITY = _fields(ints="runAsUser", runAsNonRoot="bool", seccompProfile={"type": "string"})
+_REQUIREMENT = _fields(strings="key operator", values=["string"])
 _NODE_TERM = {"matchExpressions": [_REQUIREMENT], "matchFields": [_REQUIREMENT]}
-_CONTAINER = {
-    "name": "string",
-    "image": "string",
-    "command": ["string"],
-    "args": ["string"],
-    "workingDir": "string",
-    "env": [_ENV],
-    "envFrom": [{"prefix": "string", "configMapRef": _REFERENCE, "secretRef": _REFERENCE}],
-    "resources": {"limits": ("map", "quantity"), "requests": ("map", "quantity")},
-    "volumeMounts": [{"name": "string", "mountPath": "string", "subPath": "string"}],
-    "terminationMessagePath": "string",
-    "terminationMessagePolicy": "string",
-    "securityContext": {
+_CONTAINER = _fields(
+    "imagePullPolicy lifecycle livenessProbe ports readinessProbe resizePolicy restartPolicy "
+    "restartPolicyRules startupProbe stdin stdinOnce tty volumeDevices",
+    strings="name image workingDir terminationMessagePath terminationMessagePolicy",
+    command=["string"],
+    args=["string"],
+    env=[_ENV],
+    envFrom=[{"prefix": "string", "configMapRef": _REFERENCE, "secretRef": _REFERENCE}],
+    resources={"limits": ("map", "quantity"), "requests": ("map", "quantity")},
+    volumeMounts=[_fields(strings="name mountPath subPath")],
+    securityContext={
         **_SECURITY,
         "allowPrivilegeEscalation": "bool",
         "capabilities": {"add": ["string"], "drop": ["string"]},
         "privileged": "bool",
     },
-}
-_POD_SPEC = {
-    "containers": [_CONTAINER],
-    "initContainers": [_CONTAINER],
-    "volumes": [
+)
+_POD_SPEC = _fields(
+    "activeDeadlineSeconds automountServiceAccountToken dnsConfig dnsPolicy enableServiceLinks "
+    "ephemeralContainers hostAliases hostIPC hostNetwork hostPID hostUsers hostnameOverride "
+    "imagePullSecrets os overhead preemptionPolicy readinessGates resourceClaims resources "
+    "schedulerName schedulingGates schedulingGroup serviceAccount setHostnameAsFQDN "
+    "shareProcessNamespace subdomain topologySpreadConstraints workloadRef",
+    strings="hostname nodeName priorityClassName restartPolicy runtimeClassName serviceAccountName",
+    ints="priority terminationGracePeriodSeconds",
+    containers=[_CONTAINER],
+    initContainers=[_CONTAINER],
+    volumes=[
         {
             "name": "string",
             "configMap": _VOLUME_SOURCE,
@@ -78,85 +80,56 @@ _POD_SPEC = {
             "persistentVolumeClaim": {"claimName": "string"},
         }
     ],
-    "restartPolicy": "string",
-    "terminationGracePeriodSeconds": "int",
-    "serviceAccountName": "string",
-    "nodeName": "string",
-    "hostname": "string",
-    "nodeSelector": ("map", "string"),
-    "priority": "int",
-    "priorityClassName": "string",
-    "runtimeClassName": "string",
-    "securityContext": _SECURITY,
-    "affinity": {
+    nodeSelector=("map", "string"),
+    securityContext=_SECURITY,
+    affinity={
         "nodeAffinity": {
             "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [_NODE_TERM]}
         }
     },
-    "tolerations": [
-        {
-            "key": "string",
-            "operator": "string",
-            "value": "string",
-            "effect": "string",
-            "tolerationSeconds": "int",
-        }
-    ],
+    tolerations=[_fields(strings="key operator value effect", ints="tolerationSeconds")],
+)
+_TEMPLATE = {"metadata": _META, "spec": _POD_SPEC}
+_RULE = {
+    "action": "string",
+    "onExitCodes": {"containerName": "string", "operator": "string", "values": ["int"]},
+    "onPodConditions": [_fields(strings="type status")],
 }
-_JOB_SPEC = {
-    "parallelism": "int",
-    "completions": "int",
-    "backoffLimit": "int",
-    "backoffLimitPerIndex": "int",
-    "maxFailedIndexes": "int",
-    "activeDeadlineSeconds": "int",
-    "ttlSecondsAfterFinished": "int",
-    "suspend": "bool",
-    "manualSelector": "bool",
-    "completionMode": "string",
-    "podReplacementPolicy": "string",
-    "template": {"metadata": _META, "spec": _POD_SPEC},
-    "podFailurePolicy": {
-        "rules": [
-            {
-                "action": "string",
-                "onExitCodes": {"containerName": "string", "operator": "string", "values": ["int"]},
-                "onPodConditions": [{"type": "string", "status": "string"}],
-            }
-        ]
-    },
-}
+_JOB_SPEC = _fields(
+    "managedBy scheduling selector successPolicy",
+    strings="completionMode podReplacementPolicy",
+    ints="activeDeadlineSeconds backoffLimit backoffLimitPerIndex completions maxFailedIndexes "
+    "parallelism ttlSecondsAfterFinished",
+    suspend="bool",
+    manualSelector="bool",
+    template=_TEMPLATE,
+    podFailurePolicy={"rules": [_RULE]},
+)
+_STATUS = {"conditions": [_fields(strings="type status")]}
+_JOB = _fields("apiVersion kind", metadata=_META, spec=_JOB_SPEC, status=_STATUS)
+_POD = _fields("apiVersion kind", metadata=_META, spec=_POD_SPEC, status=_STATUS)
+# Shapes that name every field, so that others are refused.
+_COMPLETE = (_JOB, _JOB_SPEC, _TEMPLATE, _POD, _POD_SPEC, _CONTAINER)
+_SCOPE = _fields(strings="scopeName operator", values=["string"])
 _KINDS: dict[str, Any] = {
-    "Job": {
-        "metadata": _META,
-        "spec": _JOB_SPEC,
-        "status": {"conditions": [{"type": "string", "status": "string"}]},
-    },
-    "Pod": {
-        "metadata": _META,
-        "spec": _POD_SPEC,
-        "status": {"conditions": [{"type": "string", "status": "string"}]},
-    },
+    "Job": _JOB,
+    "Pod": _POD,
     "ConfigMap": {"metadata": _META, "data": ("map", "string"), "binaryData": ("map", "base64")},
     "Secret": {"metadata": _META, "data": ("map", "base64"), "stringData": ("map", "string")},
-    "DeleteOptions": {
-        "gracePeriodSeconds": "int",
-        "preconditions": {"uid": "string", "resourceVersion": "string"},
-        "orphanDependents": "bool",
-        "propagationPolicy": "string",
-        "dryRun": ["string"],
-    },
+    "DeleteOptions": _fields(
+        strings="propagationPolicy",
+        ints="gracePeriodSeconds",
+        preconditions=_fields(strings="uid resourceVersion"),
+        orphanDependents="bool",
+        dryRun=["string"],
+    ),
     "Workload": {"metadata": _META, "spec": {"active": "bool"}},
     "ResourceQuota": {
         "metadata": _META,
         "spec": {
             "hard": ("map", "quantity"),
             "scopes": ["string"],
-            "scopeSelector": {
-                "matchExpressions": [
-                    {"scopeName": "string", "operator": "string", "values": ["string"]}
-                ]
-            },
+            "scopeSelector": {"matchExpressions": [_SCOPE]},
         },
     },
 }
@@ -189,7 +162,9 @@ def _decode(value: Any, shape: Any, path: str, kind: str) -> Any:
     if isinstance(shape, list):
         if not isinstance(value, list):
             raise _undecodable(value, path, "[]", kind)
-        return [_decode(item, shape[0], path, kind) for item in value]
+        return [
+            _decode(item, shape[0], f"{path}[{place}]", kind) for place, item in enumerate(value)
+        ]
     if not isinstance(value, dict):
         raise _undecodable(value, path, "object", kind)
     if isinstance(shape, tuple):
@@ -199,6 +174,9 @@ def _decode(value: Any, shape: Any, path: str, kind: str) -> Any:
             if item is not None
         }
     fields = {key: item for key, item in value.items() if item is not None}
+    unknown = [f'unknown field "{f"{path}.{key}".lstrip(".")}"' for key in value.keys() - shape]
+    if unknown and any(shape is complete for complete in _COMPLETE):
+        raise _unhandled(kind, f"strict decoding error: {', '.join(sorted(unknown))}")
     return {
         key: _decode(item, shape.get(key, "any"), f"{path}.{key}".lstrip("."), kind)
         for key, item in fields.items()
@@ -234,7 +212,7 @@ def _undecodable(value: Any, path: str, wanted: str, kind: str) -> _refusals.Api
         dict: "object",
     }
     json_type = names.get(type(value), "null")
+    where = re.sub(r"\[\d+\]", "", path) or kind
     return _unhandled(
-        kind,
-        f"json: cannot unmarshal {json_type} into Go struct field {path or kind} of type {wanted}",
+        kind, f"json: cannot unmarshal {json_type} into Go struct field {where} of type {wanted}"
     )
