@@ -46,8 +46,7 @@ def up(clients, stand_in, n=1):
         found = stand_in.pods.of("run", "ns")
         kubelet = stand_in._kubelet
         return len(found) == n and all(
-            each.json and each.pids and kubelet.log_of(each.json, "main", 0).times()
-            for each in found
+            each.json and each.pids and kubelet.log_of(each.json, "main").times() for each in found
         )
 
     deadline = time.monotonic() + PATIENCE

@@ -267,7 +267,11 @@ def test_it_ends_with_all_it_has_started(tmp_path, connect, number):
     script = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     container = {"name": "main", "image": "any", "command": ["python", "-c", script]}
     api.create_namespaced_pod(
-        namespace="team", body={"metadata": {"name": "one"}, "spec": {"containers": [container]}}
+        namespace="team",
+        body={
+            "metadata": {"name": "one"},
+            "spec": {"restartPolicy": "Never", "containers": [container]},
+        },
     )
     said = b""
     while not said.endswith(b"\n"):

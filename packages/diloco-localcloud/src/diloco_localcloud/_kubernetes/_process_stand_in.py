@@ -45,7 +45,6 @@ class KubernetesProcesses(KubernetesService):
 
     Attributes:
         pods: the pods, which a test may kill or evict.
-        nodes: the nodes, which a test may add, lose, find again and remove.
         images: the images, which a test may refuse and allow.
         access: the permissions of the user.
         faults: the faults that requests over HTTP meet.

@@ -76,5 +76,6 @@ class KubernetesStandIn(KubernetesService):
         version = KUEUE_VERSIONS[0] if kueue is True else kueue or None
         if version not in (None, *KUEUE_VERSIONS):
             raise StandInError(f"kueue must be a bool or one of {KUEUE_VERSIONS}, not {kueue!r}")
+        self.nodes = self._nodes
         filters = () if nodes is None else _scheduling.ALL
         self.world = World(cluster, images=self.images, filters=filters, kueue=version)

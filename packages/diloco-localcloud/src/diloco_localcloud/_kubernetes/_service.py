@@ -49,7 +49,7 @@ class KubernetesService(Service):
         self._namespaces = NamespaceController(cluster)
         self._jobs = JobController(cluster, backoff_seconds=backoff_seconds)
         self.images = Images(cluster)
-        self.nodes = Nodes(cluster)
+        self._nodes = Nodes(cluster)
         self._tls = _tls.available() if tls is None else tls
         self._scheme = "https" if self._tls else "http"
         self._namespace = namespace

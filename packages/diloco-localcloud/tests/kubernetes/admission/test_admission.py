@@ -148,9 +148,10 @@ def test_a_limit_range_fills_in_and_refuses(clients):
     body = {
         "metadata": {"name": "large"},
         "spec": {
+            "restartPolicy": "Never",
             "containers": [
                 {"name": "main", "image": "any:1", "resources": {"limits": {"cpu": "2"}}}
-            ]
+            ],
         },
     }
     with clients.refused(403, "Forbidden", "maximum cpu usage per Container is 1, but limit is 2"):

@@ -117,7 +117,7 @@ def follow(clients, seen, done, **query):
 
 
 def plain_pod(name, **labels):
-    spec = {"containers": [{"name": "main", "image": "any"}]}
+    spec = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "any"}]}
     return {"metadata": {"name": name, "labels": labels}, "spec": spec}
 
 

@@ -51,13 +51,14 @@ def test_parts_of_a_log(clients, pod):
     assert first == "2026-01-01T00:00:01.060000000Z one" or first.endswith("Z one")
 
 
-def test_the_wrong_container_and_no_previous(clients, pod):
+def test_what_no_log_is_given_for(clients, pod):
     with clients.refused(400, "BadRequest", "container other is not valid for pod run-0-"):
         clients.log(pod.name, container="other")
-    with clients.refused(
-        400, "BadRequest", 'previous terminated container "main" in pod "run-0-.*" not found'
-    ):
+    with clients.refused(400, "BadRequest", "does not serve previous of a log"):
         clients.log(pod.name, previous=True)
+    path = f"/api/v1/namespaces/ns/pods/{pod.name}/log?sinceTime=2026-01-01T00:00:00Z"
+    refused, _ = clients.raw("GET", path)
+    assert refused["message"] == "the stand-in does not serve sinceTime of a log"
 
 
 def test_the_log_of_an_ended_pod_stays_and_goes_with_it(clients, pod):

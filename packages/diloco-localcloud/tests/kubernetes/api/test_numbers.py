@@ -17,7 +17,8 @@ LOG = f"{PODS}/one/log"
 @pytest.fixture(scope="module")
 def stand_in():
     made = KubernetesStandIn(tls=False)
-    pod = {"metadata": {"name": "one"}, "spec": {"containers": [{"name": "main", "image": "any"}]}}
+    spec = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "any"}]}
+    pod = {"metadata": {"name": "one"}, "spec": spec}
     assert ask(made, "POST", PODS, body=pod)[0] == 201
     made.world.settle()
     made.world.pods()[0].start()
@@ -92,6 +93,7 @@ def test_times_are_never_too_far(stand_in):
             "annotations": {"batch.kubernetes.io/job-completion-index": LONG},
         },
         "spec": {
+            "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 2**62,
             "containers": [{"name": "main", "image": "any"}],
         },
@@ -108,6 +110,9 @@ def test_quantities_without_bounds(stand_in, amount):
     resources = {"limits": {"nvidia.com/gpu": amount}}
     pod = {
         "metadata": {"name": "vast"},
-        "spec": {"containers": [{"name": "main", "image": "any", "resources": resources}]},
+        "spec": {
+            "restartPolicy": "Never",
+            "containers": [{"name": "main", "image": "any", "resources": resources}],
+        },
     }
     assert ask(stand_in, "POST", PODS, body=pod)[0] in (400, 422)

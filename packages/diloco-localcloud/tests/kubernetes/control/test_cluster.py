@@ -64,7 +64,9 @@ def test_a_controller_makes_its_pods_again_after_the_back_off_that_it_was_given(
     with cluster.changed:
         add_job(cluster)
         first, _ = pods_at(cluster, 10.0)
-        cluster.put_pod(_states.failed(first, "Evicted", "", cluster.timeline.stamp()))
+        now = cluster.timeline.stamp()
+        gone = _states.with_condition(first, "Ready", true=False, now=now)
+        cluster.put_pod(_states.with_status(gone, phase="Failed"))
         assert len(pods_at(cluster, 13.5)) == 2
         assert len(pods_at(cluster, 14.5)) == 3
 
@@ -75,7 +77,7 @@ def test_a_pod_that_was_held_only_by_its_job_does_not_keep_the_others(cluster):
     with cluster.changed:
         add_job(cluster)
         first, _ = pods_at(cluster, 10.0)
-        cluster.put_pod(_states.failed(first, "Evicted", "", cluster.timeline.stamp()))
+        cluster.put_pod(_states.with_status(first, phase="Failed"))
         cluster.delete_pod(
             "default", first["metadata"]["name"]
         )  # it stays until the controller has counted it

@@ -242,20 +242,6 @@ def test_a_job_without_indexes(clients):
     assert clients.job("run")["status"]["succeeded"] == 2
 
 
-def test_on_failure_restarts_in_place_and_leaves_no_pod(clients):
-    clients.running(
-        clients.indexed("run", 1, backoffLimit=0, template={"restartPolicy": "OnFailure"})
-    )
-    pod = clients.world.pod("run", 0, "ns")
-    pod.log("first\n")
-    pod.fail(1)
-    pod.restart()
-    assert clients.log(pod.name, previous=True) == b"first\n"
-    clients.world.settle()
-    assert clients.conditions("run")[-1] == ("Failed", "BackoffLimitExceeded")
-    assert clients.pods() == []
-
-
 def test_elastic_completions(clients):
     clients.running(clients.indexed("run", 2))
     clients.patch("run", {"spec": {"completions": 3, "parallelism": 3}})

@@ -27,9 +27,9 @@ def exits(monkeypatch):
     """Containers that run nothing; how to end each by its index, while the clock stands still."""
     told = {}
 
-    def start(self, pod, container, life, tell, write):
+    def start(self, pod, container, tell, write):
         self.containers[container["name"]] = None
-        self.logs[container["name"], life] = SimpleNamespace(ended=False)
+        self.logs[container["name"]] = SimpleNamespace(ended=False)
         index = int(pod["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"])
         told[index] = lambda: tell({"event": "ended", "code": 0, "oom": False})
         return True

@@ -13,8 +13,8 @@ def test_the_newest_pod_of_one_second(clients):
     jobs.backoff_seconds = jobs.batch_seconds = 0.001
     for number in range(1, 6):
         old = world.pod("run", 0, "ns")
-        old.evict_by_kubelet()
-        world.advance(0.1)
+        old.fail(1)
+        world.advance(1.2)
         assert failures(world.pod("run", 0, "ns")) == str(number)
         clients.core.patch_namespaced_pod(
             name=old.name, namespace="ns", body={"metadata": {"labels": {"touched": "yes"}}}
@@ -26,7 +26,7 @@ def test_a_pod_that_failed_before_it_ran_is_replaced_too(clients):
     world = clients.world
     clients.create(clients.indexed("run", 1, backoffLimitPerIndex=3))
     world.settle()
-    world.pod("run", 0, "ns").evict_by_kubelet()
+    world.pod("run", 0, "ns").delete()
     world.advance(7)
     assert failures(world.pod("run", 0, "ns")) == "0"
     world.advance(5)

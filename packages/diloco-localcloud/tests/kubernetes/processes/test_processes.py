@@ -75,21 +75,6 @@ def test_a_long_line_is_several_entries(clients, stand_in, run):
     assert [len(line.split(b" ", 1)[1]) for line in stamped.splitlines()] == [100_000, 4, 20_000]
 
 
-def test_restart_in_place_and_the_log_before(clients, stand_in, run):
-    script = (
-        "import pathlib, sys, time\n"
-        "mark = pathlib.Path('mark')\n"
-        "print('second' if mark.exists() else 'first', flush=True)\n"
-        "mark.exists() or (mark.touch(), sys.exit(1))\n"
-    )
-    run(script, template={"restartPolicy": "OnFailure"})
-    status = finished(stand_in)
-    assert status["completedIndexes"] == "0"
-    name = stand_in.pods.newest("run", 0, "ns").name
-    assert (clients.log(name, previous=True), clients.log(name)) == (b"first\n", b"second\n")
-    assert pod(stand_in)["status"]["containerStatuses"][0]["restartCount"] == 1
-
-
 def test_gpus_are_shared_out_as_declared(clients, stand_in, run):
     kind = {"metadata": {"name": "nvidia"}, "handler": "nvidia"}
     clients.raw("POST", "/apis/node.k8s.io/v1/runtimeclasses", kind)
@@ -195,34 +180,3 @@ def test_a_missing_map_of_a_volume_is_waited_for(clients, stand_in, run, items):
     ]
     why = "references non-existent config key: absent" if items else 'configmap "map" not found'
     assert event.message == f'MountVolume.SetUp failed for volume "files" : {why}'
-
-
-def test_a_secret_that_is_missing_at_a_restart(clients, stand_in, run):
-    secret = {"metadata": {"name": "keys"}, "stringData": {"key": "x"}}
-    clients.core.create_namespaced_secret(namespace="ns", body=secret)
-    script = (
-        "import pathlib, sys, time\n"
-        "mark, go = pathlib.Path('mark'), pathlib.Path('go')\n"
-        "if mark.exists(): sys.exit(0)\n"
-        "mark.touch()\n"
-        "while not go.exists(): time.sleep(0.01)\n"
-        "sys.exit(1)\n"
-    )
-    env = [{"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "key"}}}]
-    run(script, main={"env": env}, template={"restartPolicy": "OnFailure"})
-    stand_in.pods.wait_for(
-        lambda: stand_in.pods.of("run", "ns") and stand_in.pods.of("run", "ns")[0].pids, PATIENCE
-    )
-    clients.core.delete_namespaced_secret("keys", "ns")
-    stand_in.pods.newest("run", 0, "ns").kill()
-
-    def told():
-        with stand_in._cluster.changed:
-            events = stand_in._cluster.store.list(EVENTS, "ns")
-        return any('secret "keys" not found' in event["message"] for event in events)
-
-    stand_in.pods.wait_for(told, PATIENCE)
-    clients.core.create_namespaced_secret(namespace="ns", body=secret)
-    stand_in.pods.wait_for(
-        lambda: pod(stand_in)["status"]["containerStatuses"][0]["restartCount"] == 1, PATIENCE
-    )

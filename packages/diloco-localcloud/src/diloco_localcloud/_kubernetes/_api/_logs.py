@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..._server import _timeline
 from ..._server._http import Response
 from .._objects import _refusals, _resources
 from .._pods import _facts
@@ -32,16 +31,19 @@ def serve(cluster: Cluster, request: Request, route: Route) -> Response:
     Raises:
         ApiError: 404, or 400 with the words of the kubelet.
     """
+    for option in ("sinceTime", "previous"):
+        if request.query.get(option) not in (None, "", "false"):
+            raise _refusals.bad_request(f"the stand-in does not serve {option} of a log")
     with cluster.changed:
         pod = cluster.store.get(_resources.PODS, route.namespace, route.name)
         container = container_of(pod, request.query.get("container", ""))
-        life = _life(pod, container, previous=request.flag("previous"))
-        if life is None:
+        if not _facts.container_status(pod, container):  # no kubelet has it yet
             return Response(200, b"", "text/plain")
+        _check_begun(pod, container)
         gone = _taken_away(pod, container)
         if gone is not None:
             return Response(200, gone, "text/plain")
-        log = cluster.runtime.log_of(pod, container, life)
+        log = cluster.runtime.log_of(pod, container)
         window = _window(request, cluster.timeline.now())
         start = window.first(log)
         end = None if request.flag("follow") else len(log.times())
@@ -81,37 +83,20 @@ def _taken_away(pod: Json, container: str) -> bytes | None:
     return f"unable to retrieve container logs for {identity}".encode()
 
 
-def _life(pod: Json, container: str, *, previous: bool) -> int | None:
-    """Return the number of the container's run; None for a pod that no kubelet has yet."""
-    where = pod["metadata"]["name"]
-    status = _facts.container_status(pod, container)
-    if previous:
-        if not status.get("restartCount"):
-            raise _refusals.bad_request(
-                f'previous terminated container "{container}" in pod "{where}" not found'
-            )
-        return int(status["restartCount"]) - 1
-    if not status:
-        return None
-    waiting = status["state"].get("waiting")
+def _check_begun(pod: Json, container: str) -> None:
+    waiting = _facts.container_status(pod, container)["state"].get("waiting")
     if waiting:
         reason = waiting["reason"]
         why = "image can't be pulled" if reason in _PULLING else reason
         raise _refusals.bad_request(
-            f'container "{container}" in pod "{where}" is waiting to start: {why}'
+            f'container "{container}" in pod "{pod["metadata"]["name"]}" is waiting to start: {why}'
         )
-    return int(status["restartCount"])
 
 
 def _window(request: Request, now: float) -> Window:
     query = request.query
     back = whole(query, "sinceSeconds")
     since = None if back is None else now - back
-    if query.get("sinceTime"):
-        try:
-            since = _timeline.seconds(query["sinceTime"])
-        except (ValueError, OverflowError) as wrong:
-            raise _refusals.bad_request(f"sinceTime: {wrong}") from None
     tail, limit = whole(query, "tailLines"), whole(query, "limitBytes")
     return Window(tail, since, limit, timestamps=request.flag("timestamps"))
 

@@ -83,9 +83,8 @@ def _plain(item: Json, now: float) -> list[Any]:
 def _pod(item: Json, now: float) -> list[Any]:
     statuses = item["status"].get("containerStatuses", [])
     ready = f"{sum(entry['ready'] for entry in statuses)}/{len(item['spec']['containers'])}"
-    restarts = sum(entry["restartCount"] for entry in statuses)
     where = [item["status"].get("podIP", "<none>"), item["spec"].get("nodeName", "<none>")]
-    return [item["metadata"]["name"], ready, _pod_word(item), restarts, _age(item, now), *where]
+    return [item["metadata"]["name"], ready, _pod_word(item), 0, _age(item, now), *where]
 
 
 def _pod_word(item: Json) -> str:

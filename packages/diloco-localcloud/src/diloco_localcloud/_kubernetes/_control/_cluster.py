@@ -62,6 +62,7 @@ class Cluster:
         self.absent = {f"{KUEUE}/{version}" for version in KUEUE_VERSIONS}
         self.lost: set[str] = set()  # nodes whose kubelet does not answer
         self.runtime: Runtime
+        self.node_found: Callable[[str], None] = lambda _: None  # called when it answers again
         self.store.listeners.append(self._heard)
         with self.changed:
             for name in ("default", "kube-system"):

@@ -92,7 +92,7 @@ class Nodes:
             for pod in self._pods(name):
                 if not _facts.condition(pod, "Ready").get("reason") and _facts.runs(pod):
                     self._cluster.put_pod(_states.reachable(pod, self._cluster.timeline.stamp()))
-            self._cluster.runtime.found(name)
+            self._cluster.node_found(name)
 
     def remove(self, name: str) -> None:
         """Remove a node, as ``kubectl delete node`` does; its pods follow after ``gc_seconds``.

@@ -13,7 +13,7 @@ ENTRY_BYTES = 16384  # the most in one entry of a log; containerd's default, whi
 
 
 class Log(Protocol):
-    """The output of one run of one container, in the entries of a container runtime.
+    """The output of one container, in the entries of a container runtime.
 
     Read under the cluster's lock. An entry is a line with its newline, without a carriage return
     before it. A line longer than ``ENTRY_BYTES`` is split: each of its entries but the last has no
@@ -44,11 +44,8 @@ class Runtime(Protocol):
     def removed(self, pod: Json) -> None:
         """Take note that a pod is out of the store."""
 
-    def found(self, node: str) -> None:
-        """Report on the pods of a lost node that answers again, and end the deleted ones."""
-
-    def log_of(self, pod: Json, container: str, life: int) -> Log:
-        """Return the log of one run of a container, whose restart count is ``life``."""
+    def log_of(self, pod: Json, container: str) -> Log:
+        """Return the log of a container."""
 
     def execute(
         self,

@@ -16,14 +16,13 @@ def complete() -> Json:
 
 
 def failure(
-    job: Json, new_failed: list[Json], pods: list[Json], count: int, started: str | None, now: float
+    job: Json, new_failed: list[Json], count: int, started: str | None, now: float
 ) -> Json | None:
     """Return the end by pod failure policy, back-off limit or deadline; None if the Job goes on.
 
     Args:
         job: the Job as stored.
         new_failed: failed pods that are not counted yet.
-        pods: all pods.
         count: the number of failures that count, including the new ones.
         started: ``status.startTime``.
         now: seconds since the epoch.
@@ -33,7 +32,7 @@ def failure(
         message = _failure_policy.match(job, pod).message
         if message:
             return _failed("PodFailurePolicy", message)
-    if count > spec["backoffLimit"] or _restarts_spent(spec, pods):
+    if count > spec["backoffLimit"]:
         return _failed("BackoffLimitExceeded", "Job has reached the specified backoff limit")
     deadline = spec.get("activeDeadlineSeconds")
     timed = deadline is not None and started is not None and not spec.get("suspend")
@@ -51,18 +50,6 @@ def failure_by_index(spec: Json, done: set[int], failed: set[int]) -> Json | Non
     if failed and len(failed) + len(done) >= spec["completions"]:
         return _failed("FailedIndexes", "Job has failed indexes")
     return None
-
-
-def _restarts_spent(spec: Json, pods: list[Json]) -> bool:
-    if spec["template"]["spec"].get("restartPolicy") != "OnFailure":
-        return False
-    live = [pod for pod in pods if pod.get("status", {}).get("phase") in ("Running", "Pending")]
-    restarts = sum(
-        entry["restartCount"]
-        for pod in live
-        for entry in pod["status"].get("containerStatuses", [])
-    )
-    return bool(restarts > 0 if spec["backoffLimit"] == 0 else restarts >= spec["backoffLimit"])
 
 
 def _failed(reason: str, message: str) -> Json:

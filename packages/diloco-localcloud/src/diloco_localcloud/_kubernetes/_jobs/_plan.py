@@ -158,9 +158,7 @@ class _Look:
             + len(self.status["uncountedTerminatedPods"].get("failed", []))
             + len(counting)
         )
-        end = _end.failure(
-            self.job, self.new_failed, self.pods, count, self.status.get("startTime"), self.now
-        )
+        end = _end.failure(self.job, self.new_failed, count, self.status.get("startTime"), self.now)
         if end is None and self.per_index:
             end = _end.failure_by_index(self.spec, done, failed)
         deadline = self.spec.get("activeDeadlineSeconds")

@@ -71,11 +71,8 @@ def running(pod: Json, now: str, address: str = "") -> Json:
     """Return the pod with all its containers running and ready."""
     statuses = []
     for container in pod["spec"]["containers"]:
-        old = _old(pod, container["name"])
-        restarts = old.get("restartCount", 0)
         state = {"running": {"startedAt": now}}
-        new = _status(pod, container, state, ready=True, started=True, restarts=restarts)
-        statuses.append({**new, "lastState": old.get("lastState", {})})
+        statuses.append(_status(pod, container, state, ready=True, started=True))
     address = address or _address(pod)
     pod = with_status(
         pod, phase="Running", containerStatuses=statuses, podIP=address, podIPs=[{"ip": address}]
@@ -102,7 +99,7 @@ def terminated(
         "reason": reason or ("Completed" if code == 0 else "Error"),
         "startedAt": started,
         "finishedAt": now,
-        "containerID": old.get("containerID", _container_id(pod, container, 0)),
+        "containerID": old.get("containerID", _container_id(pod, container)),
         **({"message": message} if message else {}),
         **({"signal": signal} if signal else {}),
     }
@@ -126,35 +123,14 @@ def never_made(pod: Json, container: str, now: str) -> Json:
 
 
 def _with_end(pod: Json, container: str, state: Json, now: str) -> Json:
-    old = _old(pod, container)
     spec = next(item for item in pod["spec"]["containers"] if item["name"] == container)
-    restarts = old.get("restartCount", 0)
-    new = _status(pod, spec, {"terminated": state}, ready=False, started=False, restarts=restarts)
-    new["lastState"] = old.get("lastState", {})
+    new = _status(pod, spec, {"terminated": state}, ready=False, started=False)
     known = pod["status"].get("containerStatuses") or [
         _status(pod, item, {"waiting": {"reason": "ContainerCreating"}}, ready=False, started=False)
         for item in pod["spec"]["containers"]
     ]
     statuses = [new if entry["name"] == container else entry for entry in known]
     return with_status(_unready(pod, now, "ContainersNotReady"), containerStatuses=statuses)
-
-
-def restarted(pod: Json, container: str, now: str) -> Json:
-    """Return the pod with a container that runs again (restartPolicy OnFailure or Always)."""
-    old = _old(pod, container)
-    spec = next(item for item in pod["spec"]["containers"] if item["name"] == container)
-    restarts = old.get("restartCount", 0) + 1
-    new = _status(
-        pod, spec, {"running": {"startedAt": now}}, ready=True, started=True, restarts=restarts
-    )
-    new["lastState"] = old["state"]
-    statuses = [
-        new if entry["name"] == container else entry for entry in pod["status"]["containerStatuses"]
-    ]
-    pod = with_status(pod, phase="Running", containerStatuses=statuses)
-    return with_condition(
-        with_condition(pod, "Ready", true=True, now=now), "ContainersReady", true=True, now=now
-    )
 
 
 def ended(pod: Json, now: str) -> Json:
@@ -166,13 +142,6 @@ def ended(pod: Json, now: str) -> Json:
     good = not any(codes)
     pod = _unready(pod, now, "PodCompleted" if good else "PodFailed")
     return with_status(pod, phase="Succeeded" if good else "Failed")
-
-
-def failed(pod: Json, reason: str, message: str, now: str) -> Json:
-    """Return the pod failed by the cluster and not by itself, such as with reason ``Evicted``."""
-    return with_status(
-        _unready(pod, now, "PodFailed"), phase="Failed", reason=reason, message=message
-    )
 
 
 def disrupted(pod: Json, reason: str, message: str, now: str) -> Json:
@@ -214,26 +183,24 @@ def _old(pod: Json, name: str) -> Json:
     return {}
 
 
-def _status(
-    pod: Json, container: Json, state: Json, *, ready: bool, started: bool, restarts: int = 0
-) -> Json:
+def _status(pod: Json, container: Json, state: Json, *, ready: bool, started: bool) -> Json:
     name, image = container["name"], container.get("image", "")
     begun = "waiting" not in state
     return {
         "name": name,
         "image": image,
         "imageID": f"stand-in://{image}" if begun else "",
-        **({"containerID": _container_id(pod, name, restarts)} if begun else {}),
+        **({"containerID": _container_id(pod, name)} if begun else {}),
         "lastState": {},
         "ready": ready,
-        "restartCount": restarts,
+        "restartCount": 0,
         "started": started,
         "state": state,
     }
 
 
-def _container_id(pod: Json, name: str, restarts: int) -> str:
-    text = f"{pod['metadata']['uid']}/{name}/{restarts}"
+def _container_id(pod: Json, name: str) -> str:
+    text = f"{pod['metadata']['uid']}/{name}/0"
     return "containerd://" + hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -10,7 +10,6 @@ from .._control._content import ConfigError, MountError
 from .._control._delays import Delay
 from .._control._memory_log import MemoryLog
 from .._control._scheduler import Scheduler
-from .._objects._resources import PODS
 from .._pods import _facts, _states
 from ._sandbox import Sandbox
 
@@ -30,10 +29,6 @@ HEARD = Delay(0.0, 0.1, 0.9)  # from the end of a container to its state
 PHASE = Delay(0.0, 0.4, 1.0)  # from that state to the phase
 REMOVE = Delay(0.0, 0.1, 1.0)  # from the phase to the last delete
 AGAIN_SECONDS = 1.0  # between tries to make a container whose configuration is missing
-RESTART_SECONDS = (
-    10.0  # the second restart waits so long, each later one twice as long, up to five minutes
-)
-LONGEST_RESTART_SECONDS = 300.0
 FORCED_SECONDS = 2.0  # from SIGTERM to SIGKILL for a pod whose delete was forced
 ADDRESS = "127.0.0.1"
 
@@ -52,7 +47,6 @@ class ProcessKubelet:
         self.cluster = cluster
         self._images = images
         self._scheduler = Scheduler(cluster, filters, self._bound)
-        self._unheard: list[tuple[str, Callable[[], None]]] = []  # unreported events of lost nodes
         self._folder = folder
         self._base = dict(base)
         self._pods: dict[str, Sandbox] = {}
@@ -66,30 +60,10 @@ class ProcessKubelet:
         """Find a node for a new pod."""
         self._scheduler.add(pod)
 
-    def found(self, node: str) -> None:
-        """Report what happened on a node that answers again, and end its pods that were deleted."""
-        waiting, self._unheard = self._unheard, []
-        for where, tell in waiting:
-            if where == node:
-                tell()
-            else:
-                self._unheard.append((where, tell))
-        for pod in self.cluster.store.list(PODS):
-            if pod["spec"].get("nodeName") == node:
-                if _facts.deleting(pod):
-                    self.deleting(pod)
-                else:
-                    self._bound(pod)
-        for uid, sandbox in self._pods.items():
-            if sandbox.node == node and not self._exists(uid):
-                self._kill(uid)
-
     def deleting(self, pod: Json) -> None:
         """Send a deleted pod SIGTERM now, and SIGKILL at the end of its grace."""
         meta = pod["metadata"]
         sandbox = self._pods.get(meta["uid"])
-        if self.cluster.out_of_reach(pod):
-            return
         self._say(pod, "Killing", "Stopping containers")
         grace = float(meta["deletionGracePeriodSeconds"])
         if sandbox is None or not sandbox.containers:
@@ -101,13 +75,10 @@ class ProcessKubelet:
         self.cluster.timeline.after(grace, lambda: self._kill(meta["uid"]))
 
     def removed(self, pod: Json) -> None:
-        """End the processes that a pod still has when it is out of the store (a forced delete).
-
-        On a lost node they run on.
-        """
+        """End the processes that a pod still has when it is out of the store (a forced delete)."""
         uid = pod["metadata"]["uid"]
         sandbox = self._pods.get(uid)
-        if sandbox is None or sandbox.node in self.cluster.lost:
+        if sandbox is None:
             return
         for container in sandbox.containers.values():
             container.term()
@@ -117,10 +88,10 @@ class ProcessKubelet:
             del self._pods[uid]
             sandbox.remove()
 
-    def log_of(self, pod: Json, container: str, life: int) -> Log:
-        """Return the log of one run of a container."""
+    def log_of(self, pod: Json, container: str) -> Log:
+        """Return the log of a container."""
         sandbox = self._pods.get(pod["metadata"]["uid"])
-        log = sandbox.logs.get((container, life)) if sandbox else None
+        log = sandbox.logs.get(container) if sandbox else None
         if log is None:
             log = MemoryLog()
             log.ended = True
@@ -176,16 +147,14 @@ class ProcessKubelet:
 
     def _kill(self, uid: str) -> None:
         sandbox = self._pods.get(uid)
-        if sandbox is None or sandbox.node in self.cluster.lost:
-            return
-        for container in sandbox.containers.values():
+        for container in sandbox.containers.values() if sandbox else ():
             container.kill()
 
     # -- the life of a pod
     # ----------------------------------------------------------------------------------------------
 
     def _bound(self, pod: Json) -> None:
-        """Prepare a pod that was given a node, or whose node answers again."""
+        """Prepare a pod that was given a node."""
         meta = pod["metadata"]
         if meta["uid"] in self._pods:
             return
@@ -200,12 +169,10 @@ class ProcessKubelet:
         pod = self._pod(meta)
         if pod is None or self._closed or _facts.deleting(pod) or _facts.ended(pod):
             return
-        if self.cluster.out_of_reach(pod):
-            return
         folder = self._folder / f"{meta['namespace']}_{meta['name']}_{meta['uid']}"
         sandbox = self._pods.setdefault(
             meta["uid"],
-            Sandbox(self.cluster.store, pod["spec"]["nodeName"], folder, self._base),
+            Sandbox(self.cluster.store, folder, self._base),
         )
         try:
             if pod["spec"].get("initContainers"):
@@ -214,25 +181,20 @@ class ProcessKubelet:
                 )
             for container in pod["spec"]["containers"]:
                 if container["name"] not in sandbox.containers:
-                    self._run(meta, container, 0)
+                    self._run(meta, container)
             self.cluster.put_pod(_states.running(pod, self.cluster.timeline.stamp(), ADDRESS))
         except ConfigError as wrong:
-            if not isinstance(wrong, MountError):
+            if isinstance(wrong, MountError):
+                self._say(pod, "FailedMount", str(wrong), warning=True)
+            else:
                 now = self.cluster.timeline.stamp()
                 self.cluster.put_pod(
                     _states.waiting(pod, "CreateContainerConfigError", str(wrong), now)
                 )
-            self._put_off(pod, wrong, lambda: self._start(meta))
+                self._say(pod, "Failed", f"Error: {wrong}", warning=True)
+            self.cluster.timeline.after(AGAIN_SECONDS, lambda: self._start(meta))
 
-    def _put_off(self, pod: Json, wrong: ConfigError, again: Callable[[], None]) -> None:
-        """Report why a container cannot be started, and try again later."""
-        if isinstance(wrong, MountError):
-            self._say(pod, "FailedMount", str(wrong), warning=True)
-        else:
-            self._say(pod, "Failed", f"Error: {wrong}", warning=True)
-        self.cluster.timeline.after(AGAIN_SECONDS, again)
-
-    def _run(self, meta: Json, container: Json, life: int) -> None:
+    def _run(self, meta: Json, container: Json) -> None:
         pod = self._pod(meta)
         sandbox = self._pods.get(meta["uid"])
         if pod is None or sandbox is None or self._closed:
@@ -240,10 +202,10 @@ class ProcessKubelet:
 
         def told(event: Json) -> None:
             with self.cluster.changed:
-                self._heard(meta, container, life, event)
+                self._heard(meta, container, event)
                 self.cluster.changed.notify_all()
 
-        if not sandbox.start(pod, container, life, told, self._write):
+        if not sandbox.start(pod, container, told, self._write):
             refused = {"event": "refused", "message": "no command specified"}
             self.cluster.timeline.after(0.0, lambda: told(refused))
 
@@ -251,11 +213,9 @@ class ProcessKubelet:
         with self.cluster.changed:
             log.write(self.cluster.timeline.now(), text)
 
-    def _heard(self, meta: Json, container: Json, life: int, event: Json) -> None:
+    def _heard(self, meta: Json, container: Json, event: Json) -> None:
         """Record that a container was started, refused, or has ended; called from its thread."""
         pod, sandbox, name = self._pod(meta), self._pods.get(meta["uid"]), container["name"]
-        if self._unheard_of(sandbox, self._heard, meta, container, life, event):
-            return
         if event["event"] == "started":
             if pod is not None:
                 self._say(pod, "Started", f"Started container {name}")
@@ -265,15 +225,15 @@ class ProcessKubelet:
         sandbox.containers.pop(name, None)
         for command in sandbox.beside.pop(name, ()):
             command.kill()
-        sandbox.logs[name, life].ended = True
+        sandbox.logs[name].ended = True
         sandbox.telling += 1
         event = {**event, "at": self.cluster.timeline.stamp()}
-        self._later(HEARD, self._tell, meta, container, life, event)
+        self._later(HEARD, self._tell, meta, container, event)
 
-    def _tell(self, meta: Json, container: Json, life: int, event: Json) -> None:
+    def _tell(self, meta: Json, container: Json, event: Json) -> None:
         """Write into the status how a container has ended."""
         pod, sandbox, name = self._pod(meta), self._pods.get(meta["uid"]), container["name"]
-        if sandbox is None or self._unheard_of(sandbox, self._tell, meta, container, life, event):
+        if sandbox is None:
             return
         sandbox.telling -= 1
         if pod is None or _facts.ended(pod):
@@ -292,49 +252,17 @@ class ProcessKubelet:
             )
         else:
             code = int(event["code"])
-            message = sandbox.message(container, failed=code != 0, life=life)
+            message = sandbox.message(container, failed=code != 0)
             pod = _states.terminated(
                 pod, name, code, now, reason="OOMKilled" if event["oom"] else "", message=message
             )
         self.cluster.put_pod(pod)
-        self._follow_up(pod, container, life)
-
-    def _follow_up(self, pod: Json, container: Json, life: int) -> None:
-        """Run a container that has ended again, or end the pod with its last container."""
-        meta, sandbox = pod["metadata"], self._pods[pod["metadata"]["uid"]]
-        code = _facts.container_status(pod, container["name"])["state"]["terminated"]["exitCode"]
-        policy = pod["spec"]["restartPolicy"]
-        if not _facts.deleting(pod) and (
-            policy == "Always" or (policy == "OnFailure" and code != 0)
-        ):
-            wait = min(RESTART_SECONDS * 2 ** (life - 1), LONGEST_RESTART_SECONDS) if life else 0.05
-            if life:
-                self._say(
-                    pod,
-                    "BackOff",
-                    f"Back-off restarting failed container {container['name']}",
-                    warning=True,
-                )
-            self.cluster.timeline.after(wait, lambda: self._restart(meta, container, life + 1))
-        elif not sandbox.containers and not sandbox.telling:
+        if not sandbox.containers and not sandbox.telling:
             self._later(PHASE, self._finish, meta)
-
-    def _restart(self, meta: Json, container: Json, life: int) -> None:
-        pod = self._pod(meta)
-        if pod is None or _facts.ended(pod) or _facts.deleting(pod) or self._closed:
-            return
-        try:
-            self._run(meta, container, life)
-        except ConfigError as wrong:
-            self._put_off(pod, wrong, lambda: self._restart(meta, container, life))
-            return
-        self.cluster.put_pod(
-            _states.restarted(pod, container["name"], self.cluster.timeline.stamp())
-        )
 
     def _finish(self, meta: Json) -> None:
         pod = self._pod(meta)
-        if pod is None or self.cluster.out_of_reach(pod):
+        if pod is None:
             return
         now = self.cluster.timeline.stamp()
         for container in pod["spec"]["containers"]:
@@ -343,11 +271,7 @@ class ProcessKubelet:
         if not _facts.ended(pod):
             self.cluster.put_pod(_states.ended(pod, now))
         if _facts.deleting(pod):
-            self._later(REMOVE, self._gone, pod)
-
-    def _gone(self, pod: Json) -> None:
-        if not self.cluster.out_of_reach(pod):
-            self.cluster.gone(pod)
+            self._later(REMOVE, self.cluster.gone, pod)
 
     def _later(self, delay: Delay, action: Callable[..., None], *given: Any) -> None:
         """Do something after a delay, at once if it is 0."""
@@ -357,23 +281,11 @@ class ProcessKubelet:
         else:
             action(*given)
 
-    def _unheard_of(
-        self, sandbox: Sandbox | None, action: Callable[..., None], *given: Any
-    ) -> bool:
-        """Return whether this happened on a lost node; the action then waits until it is found."""
-        if sandbox is None or sandbox.node not in self.cluster.lost or self._closed:
-            return False
-        self._unheard.append((sandbox.node, functools.partial(action, *given)))
-        return True
-
     def send(self, meta: Json, number: signal.Signals) -> None:
         """Send a signal to the first process of each of a pod's containers."""
         sandbox = self._pods.get(meta["uid"])
         for container in sandbox.containers.values() if sandbox else ():
             container.send(number)
-
-    def _exists(self, uid: str) -> bool:
-        return any(pod["metadata"]["uid"] == uid for pod in self.cluster.store.list(PODS))
 
     def _pod(self, meta: Json) -> Json | None:
         return self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])

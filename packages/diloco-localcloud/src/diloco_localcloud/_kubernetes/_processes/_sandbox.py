@@ -39,24 +39,21 @@ class Sandbox:
     """The folder of a pod, and the containers that run in it; used under the cluster's lock.
 
     Attributes:
-        node: the name of its node.
         containers: the running containers, by their names.
         beside: the commands that ``exec`` has started in them.
-        logs: the logs, by container and run.
+        logs: the logs, by container.
         telling: the number of ended containers that the API server does not know of yet.
     """
 
     def __init__(
         self,
         store: Store,
-        node: str,
         folder: Path,
         base: Mapping[str, str],
     ) -> None:
-        self.node = node
         self.containers: dict[str, Container] = {}
         self.beside: dict[str, set[Container]] = {}
-        self.logs: dict[tuple[str, int], MemoryLog] = {}
+        self.logs: dict[str, MemoryLog] = {}
         self.telling = 0
         self._inside: dict[str, Inside] = {}
         self._store = store
@@ -67,11 +64,10 @@ class Sandbox:
         self,
         pod: Json,
         container: Json,
-        life: int,
         tell: Callable[[Json], None],
         write: Callable[[MemoryLog, bytes], None],
     ) -> bool:
-        """Start one run of a container; return False, without a report, if it has no command.
+        """Start a container; return False, without a report, if it has no command.
 
         ``write`` adds to its log, and is called from another thread.
 
@@ -81,8 +77,7 @@ class Sandbox:
         name = container["name"]
         home = self._folder / name
         (home / "root").mkdir(parents=True, exist_ok=True)
-        # Each run has a path of its own: the last run may have left a folder there.
-        termination = home / f"{life}.termination"
+        termination = home / "termination"
         known = _volumes.paths(
             pod, container, _volumes.make(self._store, pod, self._folder), termination
         )
@@ -102,7 +97,7 @@ class Sandbox:
         )
         self._inside[name] = Inside(env, cwd, known)
         limit = ((container.get("resources") or {}).get("limits") or {}).get("memory")
-        log = self.logs[name, life] = MemoryLog()
+        log = self.logs[name] = MemoryLog()
         if not argv:
             return False
         memory = int(quantity(limit)) if limit else None
@@ -133,9 +128,9 @@ class Sandbox:
         """Return all running commands that ``exec`` has started."""
         return [command for commands in self.beside.values() for command in commands]
 
-    def message(self, container: Json, *, failed: bool, life: int) -> str:
+    def message(self, container: Json, *, failed: bool) -> str:
         """Return the termination message: the file, or the end of the log if the policy says so."""
-        path = self._folder / container["name"] / f"{life}.termination"
+        path = self._folder / container["name"] / "termination"
         try:
             with open_regular(path) as file:  # the program may have put anything there
                 text = file.read(MESSAGE_BYTES)
@@ -146,7 +141,7 @@ class Sandbox:
             and failed
             and container.get("terminationMessagePolicy") == "FallbackToLogsOnError"
         ):
-            log = self.logs.get((container["name"], life))
+            log = self.logs.get(container["name"])
             count = len(log.times()) if log else 0
             entries = log.entries(max(0, count - 80), count) if log else []
             text = b"".join(entry for _, entry in entries)[-2048:]

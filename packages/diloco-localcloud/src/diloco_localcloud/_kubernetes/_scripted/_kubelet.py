@@ -61,7 +61,7 @@ class Script:
     term_code: int | None = None
     ignores_term: bool = False
     stuck: bool = False  # its node is lost
-    logs: dict[tuple[str, int], MemoryLog] = field(default_factory=dict)
+    logs: dict[str, MemoryLog] = field(default_factory=dict)
 
 
 class ScriptedKubelet:
@@ -81,6 +81,7 @@ class ScriptedKubelet:
         )
         self._scripts: dict[str, Script] = {}
         cluster.runtime = self
+        cluster.node_found = self.found
 
     @contextmanager
     def at(self, meta: Json) -> Iterator[Json]:
@@ -95,9 +96,9 @@ class ScriptedKubelet:
         """Return the instructions for a pod."""
         return self._scripts.setdefault(pod["metadata"]["uid"], Script())
 
-    def log_of(self, pod: Json, container: str, life: int) -> MemoryLog:
-        """Return the log of one run of a container; under the lock."""
-        return self.script(pod).logs.setdefault((container, life), MemoryLog())
+    def log_of(self, pod: Json, container: str) -> MemoryLog:
+        """Return the log of a container; under the lock."""
+        return self.script(pod).logs.setdefault(container, MemoryLog())
 
     def end(self, pod: Json, code: int, **why: Any) -> None:
         """End all its containers now; the phase follows."""
@@ -110,7 +111,7 @@ class ScriptedKubelet:
             pod = self.started(pod)
         for container in pod["spec"]["containers"]:
             pod = _states.terminated(pod, container["name"], code, now, **why)
-            self.log_of(pod, container["name"], _life(pod, container["name"])).ended = True
+            self.log_of(pod, container["name"]).ended = True
         self.cluster.put_pod(pod)
         meta = pod["metadata"]
         self.cluster.timeline.after(self.cluster.delays.of(PHASE), lambda: self._ended(meta))
@@ -230,7 +231,7 @@ class ScriptedKubelet:
                     pod = _states.terminated(pod, container["name"], code, now)
                 elif "terminated" not in state:  # it never ran: the kubelet has nothing to stop
                     pod = _states.never_made(pod, container["name"], now)
-                self.log_of(pod, container["name"], _life(pod, container["name"])).ended = True
+                self.log_of(pod, container["name"]).ended = True
             self.cluster.put_pod(pod)
         self.cluster.timeline.after(self.cluster.delays.of(REMOVE), lambda: self._remove(meta))
 
@@ -263,7 +264,3 @@ def _unprepared(pod: Json) -> bool:
     return all(
         entry["state"].get("waiting", {}).get("reason") in PULL_REASONS for entry in statuses
     )
-
-
-def _life(pod: Json, container: str) -> int:
-    return int(_facts.container_status(pod, container).get("restartCount", 0))

@@ -110,12 +110,6 @@ class ScriptedPod:
         with self._kubelet.at(self._meta) as pod:
             self._kubelet.end(pod, 128, reason="StartError", message=text)
 
-    def restart(self) -> None:
-        """Run the container, which has ended, again in this pod (restartPolicy OnFailure)."""
-        with self._kubelet.at(self._meta) as pod:
-            name = pod["spec"]["containers"][0]["name"]
-            self._cluster.put_pod(_states.restarted(pod, name, self._cluster.timeline.stamp()))
-
     def schedule(self) -> None:
         """Give it a node; of declared nodes, the first if it fits on none."""
         with self._kubelet.at(self._meta):
@@ -161,17 +155,6 @@ class ScriptedPod:
         """Evict it by the eviction API, as a node drain does."""
         self.disrupt("EvictionByEvictionAPI", "Eviction API: evicting")
 
-    def evict_by_kubelet(self, message: str = "The node was low on resource: memory.") -> None:
-        """Evict it because its node lacks resources: it is Failed with reason Evicted, and kept."""
-        with self._kubelet.at(self._meta) as pod:
-            now = self._cluster.timeline.stamp()
-            pod = _states.disrupted(pod, "TerminationByKubelet", message, now)
-            for container in pod["spec"]["containers"]:
-                if "running" in _facts.container_status(pod, container["name"]).get("state", {}):
-                    pod = _states.terminated(pod, container["name"], 137, now)
-                    self._kubelet.log_of(pod, container["name"], 0).ended = True
-            self._cluster.put_pod(_states.failed(pod, "Evicted", message, now))
-
     def lose(self) -> None:
         """Lose its node: the pod is deleted, but never ends, until ``found``."""
         with self._kubelet.at(self._meta) as pod:
@@ -206,6 +189,5 @@ class ScriptedPod:
         """Write to its log, now; lines end with a newline."""
         with self._kubelet.at(self._meta) as pod:
             name = container or pod["spec"]["containers"][0]["name"]
-            life = int(_facts.container_status(pod, name).get("restartCount", 0))
-            self._kubelet.log_of(pod, name, life).write(self._cluster.timeline.now(), text)
+            self._kubelet.log_of(pod, name).write(self._cluster.timeline.now(), text)
             self._cluster.changed.notify_all()

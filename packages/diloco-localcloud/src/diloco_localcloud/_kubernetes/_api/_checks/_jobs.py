@@ -135,11 +135,6 @@ def _causes(job: Json) -> list[Cause]:
     problems += _names.labels(meta.get("labels") or {}, "spec.template.metadata.labels")
     problems += _names.keys(meta.get("annotations") or {}, "spec.template.metadata.annotations")
     problems += _pods.causes(spec["template"]["spec"], "spec.template.spec")
-    where, policy = "spec.template.spec.restartPolicy", spec["template"]["spec"]["restartPolicy"]
-    if policy == "Always":
-        problems.append(required(where, 'valid values: "OnFailure", "Never"'))
-    elif policy not in ("OnFailure", "Never"):
-        problems.append(not_supported(where, policy, ["OnFailure", "Never"]))
     return problems
 
 
@@ -194,10 +189,6 @@ def _policies(spec: Json) -> list[Cause]:
         return problems
     if replacement == "TerminatingOrFailed":
         problems.append(not_supported("spec.podReplacementPolicy", replacement, ["Failed"]))
-    restart = spec["template"]["spec"]["restartPolicy"]
-    if restart != "Never":
-        words = 'only "Never" is supported when podFailurePolicy is specified'
-        problems.append(invalid("spec.template.spec.restartPolicy", restart, words))
     names = {container.get("name") for container in spec["template"]["spec"].get("containers", [])}
     for place, rule in enumerate(policy.get("rules") or []):
         where = f"spec.podFailurePolicy.rules[{place}]"

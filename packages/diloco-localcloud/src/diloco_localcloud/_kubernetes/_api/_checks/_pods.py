@@ -63,6 +63,9 @@ def causes(spec: Json, field: str) -> list[Cause]:
     problems: list[Cause] = []
     if not spec.get("containers"):
         problems.append(required(f"{field}.containers"))
+    if spec["restartPolicy"] != "Never":
+        words = "Forbidden: the stand-in starts no container again, and serves Never alone"
+        problems.append((f"{field}.restartPolicy", "FieldValueForbidden", words))
     for place, volume in enumerate(spec.get("volumes") or []):
         problems += _volume(volume, f"{field}.volumes[{place}]")
     volumes = {volume.get("name") for volume in spec.get("volumes") or []}
