@@ -44,8 +44,6 @@ def test_rules_of_a_role(clients):
         f'pods "{name}" is forbidden: .* cannot get resource "pods/log" in API group ""',
     ):
         clients.log(name)
-    with clients.refused(403, "Forbidden", 'cannot get resource "jobs/status"'):
-        clients.batch.read_namespaced_job_status(name="run", namespace="ns")
     with clients.refused(403, "Forbidden", "at the cluster scope"):
         clients.core.list_node()
     clients.stand_in.access.only(None)

@@ -302,6 +302,41 @@ def test_paths_that_leave_their_volume(clients, path, words, part):
             400,
             "BadRequest",
         ),
+        (
+            "GET",
+            "/api/v1/namespaces/ns/pods?labelSelector=%21a",
+            "application/json",
+            400,
+            "BadRequest",
+        ),
+        (
+            "GET",
+            "/api/v1/namespaces/ns/pods?labelSelector=a+in+(b,c)",
+            "application/json",
+            400,
+            "BadRequest",
+        ),
+        (
+            "GET",
+            "/api/v1/namespaces/ns/pods?fieldSelector=metadata.name%21=b",
+            "application/json",
+            400,
+            "BadRequest",
+        ),
+        (
+            "PUT",
+            "/apis/batch/v1/namespaces/ns/jobs/run",
+            "application/json",
+            405,
+            "MethodNotAllowed",
+        ),
+        (
+            "GET",
+            "/apis/batch/v1/namespaces/ns/jobs/run/status",
+            "application/json",
+            404,
+            "NotFound",
+        ),
         ("GET", "/api/v1/namespaces/ns/pods?continue=abc", "application/json", 400, "BadRequest"),
     ],
 )
@@ -432,7 +467,7 @@ def test_a_dry_run_leaves_nothing(clients):
 def test_pods_do_not_change(clients):
     clients.create(clients.indexed("run", 1))
     clients.world.settle()
-    with clients.refused(422, "Invalid", "pod updates may not change fields"):
+    with clients.refused(422, "Invalid", "does not change the spec of a pod"):
         name = clients.world.pod("run", 0, "ns").name
         clients.core.patch_namespaced_pod(
             name=name, namespace="ns", body={"spec": {"hostname": "x"}}
@@ -454,8 +489,12 @@ def test_keys_that_could_not_be_names_of_files(clients, kind, part, key, words):
     things = f"/api/v1/namespaces/ns/{kind.lower()}s"
     thing = {"metadata": {"name": "a"}, part: {".k-1_": ""}}
     assert clients.raw("POST", things, thing)[0]["kind"] == kind
-    for method, path, name in (("POST", things, "b"), ("PUT", f"{things}/a", "a")):
+    merge = "application/merge-patch+json"
+    for method, path, name, sent in (
+        ("POST", things, "b", "application/json"),
+        ("PATCH", f"{things}/a", "a", merge),
+    ):
         odd = {"metadata": {"name": name}, part: {key: ""}}
-        answer, _ = clients.raw(method, path, odd)
+        answer, _ = clients.raw(method, path, odd, sent)
         assert (answer.get("code"), answer.get("reason")) == (422, "Invalid")
         assert f'data[{key}]: Invalid value: "{key}": {words}' in answer["message"]

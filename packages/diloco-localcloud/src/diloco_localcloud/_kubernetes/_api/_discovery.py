@@ -94,7 +94,7 @@ def _listed(group: str, version: str) -> Json:
             {"name": resource.plural, **base, "verbs": list(resource.verbs), **short, **categories}
         )
         for sub in resource.subresources:
-            verbs = _SUBRESOURCE_VERBS.get(sub, ["get", "patch", "update"])
+            verbs = _SUBRESOURCE_VERBS[sub]
             kind = {"eviction": "Eviction", "exec": "PodExecOptions"}.get(sub, resource.kind)
             extra = {"group": "policy", "version": "v1"} if sub == "eviction" else {}
             entry = {**base, "singularName": "", "kind": kind, **extra}

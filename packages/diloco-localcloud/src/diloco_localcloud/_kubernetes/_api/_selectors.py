@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-_SET = re.compile(r"(?P<key>\S+)\s+(?P<how>in|notin)\s+\((?P<values>[^()]*)\)")
 _FIELDS = {
     "Pod": (
         "metadata.name",
@@ -36,34 +35,34 @@ _FIELDS = {
 
 
 def by_labels(selector: str) -> Callable[[Json], bool]:
-    """Return a test of objects for ``a=b,c!=d,e in (f,g),h,!i``.
+    """Return a test of objects for ``a=b,c``.
 
     Raises:
         ApiError: 400, the selector cannot be parsed.
     """
-    tests = [_label_test(part.strip(), selector) for part in _parts(selector)]
+    tests = [_label_test(part, selector) for part in _parts(selector)]
     return lambda obj: all(test(obj["metadata"].get("labels") or {}) for test in tests)
 
 
 def by_fields(selector: str, kind: str) -> Callable[[Json], bool]:
-    """Return a test of objects for ``status.phase=Running,metadata.name!=x``.
+    """Return a test of objects for ``status.phase=Running``.
 
     Raises:
         ApiError: 400, this kind cannot be selected by one of the fields.
     """
     allowed = _FIELDS.get(kind, ("metadata.name", "metadata.namespace"))
-    tests: list[tuple[str, bool, str]] = []
-    for part in filter(None, selector.split(",")):
-        match = re.fullmatch(r"([^=!]+)(!=|==|=)(.*)", part)
+    tests: list[tuple[str, str]] = []
+    for part in _parts(selector):
+        match = re.fullmatch(r"([^=!]+)==?(.*)", part)
         if match is None:
             raise _refusals.bad_request(
                 f"invalid selector: '{selector}'; can't understand '{part}'"
             )
-        name, how, value = match.groups()
+        name, value = match.groups()
         if name not in allowed:
             raise _refusals.bad_request(f"field label not supported: {name}")
-        tests.append((name, how != "!=", value))
-    return lambda obj: all((_field(obj, name) == value) == wanted for name, wanted, value in tests)
+        tests.append((name, value))
+    return lambda obj: all(_field(obj, name) == value for name, value in tests)
 
 
 def _field(obj: Json, path: str) -> str:
@@ -74,27 +73,17 @@ def _field(obj: Json, path: str) -> str:
 
 
 def _parts(selector: str) -> list[str]:
-    parts = re.split(r",(?![^(]*\))", selector)
-    return [part for part in parts if part.strip()]
+    return [part.strip() for part in selector.split(",") if part.strip()]
 
 
 def _label_test(part: str, whole: str) -> Callable[[dict[str, str]], bool]:
-    match = _SET.fullmatch(part)
-    if match:
-        key, values = match["key"], {value.strip() for value in match["values"].split(",")}
-        if match["how"] == "in":
-            return lambda labels: labels.get(key) in values
-        return lambda labels: labels.get(key) not in values
-    match = re.fullmatch(r"([^=!\s]+)\s*(!=|==|=)\s*([^=!\s]*)", part)
-    if match:
-        key, how, value = match.groups()
-        if how == "!=":
-            return lambda labels: labels.get(key) != value
-        return lambda labels: labels.get(key) == value
-    if re.fullmatch(r"![^=!\s]+", part):
-        return lambda labels: part[1:].strip() not in labels
-    if re.fullmatch(r"[^=!\s()]+", part):
-        return lambda labels: part in labels
-    raise _refusals.bad_request(
-        f"unable to parse requirement: found '{part}', in selector '{whole}'"
-    )
+    match = re.fullmatch(r"([^=!\s()]+)(?:\s*==?\s*([^=!\s()]*))?", part)
+    if match is None:
+        raise _refusals.bad_request(
+            f"unable to parse requirement: found '{part}', in selector '{whole}': the stand-in "
+            "serves a label, and its value after ="
+        )
+    key, value = match.groups()
+    if value is None:
+        return lambda labels: key in labels
+    return lambda labels: labels.get(key) == value

@@ -14,6 +14,8 @@ from ._checks import _jobs, _names, _pods, _shape
 from ._logs import serve as serve_log
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .._control._cluster import Cluster
     from .._objects._resources import Resource
     from ._access import Access
@@ -54,8 +56,8 @@ class Verbs:
             warnings: list[str] = []
             if verb == "create":
                 return as_json(201, self._create(request, route, warnings), _warning(warnings))
-            if verb in ("update", "patch"):
-                return as_json(200, self._change(verb, request, route))
+            if verb == "patch":
+                return as_json(200, self._change(request, route))
             return as_json(200, _delete.one(self._cluster, request, route))
 
     def _create(self, request: Request, route: Route, warnings: list[str]) -> Json:
@@ -83,7 +85,10 @@ class Verbs:
             new = self._pod(new)
         else:
             label = resource is _resources.NAMESPACES
-            problems = _names.metadata(new["metadata"], label=label) + _data_keys(resource, new)
+            problems = [
+                *_names.metadata(new["metadata"], label=label),
+                *_data_keys(resource, new),
+            ]
             if problems:
                 raise _refusals.invalid(
                     resource.kind, resource.group, new["metadata"].get("name", ""), problems
@@ -120,20 +125,17 @@ class Verbs:
         spec = _pods.with_defaults(new.get("spec") or {})
         spec.setdefault("serviceAccountName", "default")
         meta = new["metadata"]
-        problems = _names.metadata(meta) + _pods.causes(spec, "spec")
+        problems = [*_names.metadata(meta), *_pods.causes(spec, "spec")]
         if problems:
             raise _refusals.invalid("Pod", "", meta.get("name", ""), problems)
         new = {**new, "spec": spec, "status": {"phase": "Pending", "qosClass": "BestEffort"}}
         return _admit.admit(self._cluster.store, new)
 
-    def _change(self, verb: str, request: Request, route: Route) -> Json:
+    def _change(self, request: Request, route: Route) -> Json:
         resource, store = route.resource, self._cluster.store
         old = store.get(resource, route.namespace, route.name)
-        if verb == "patch":
-            kind = request.headers.get("content-type", "").partition(";")[0].strip()
-            new = _patch.apply(kind, copy.deepcopy(old), request.body)
-        else:
-            new = _body(request)
+        kind = request.headers.get("content-type", "").partition(";")[0].strip()
+        new = _patch.apply(kind, copy.deepcopy(old), request.body)
         _check_kind(resource, new)
         new = _shape.decode(resource.kind, new)
         meta = dict(new.get("metadata") or {})
@@ -155,30 +157,22 @@ class Verbs:
         ) or new
 
     def _allowed(self, resource: Resource, route: Route, old: Json, new: Json) -> Json:
-        problems = _names.metadata(new["metadata"]) + _data_keys(resource, new)
+        problems = [*_names.metadata(new["metadata"]), *_data_keys(resource, new)]
         if problems:
             raise _refusals.invalid(resource.kind, resource.group, route.name, problems)
-        if route.subresource == "status":
-            return {**old, "metadata": new["metadata"], "status": new.get("status", {})}
         if "status" in old:
             new = {**new, "status": old["status"]}
         if resource is _resources.JOBS:
             return _jobs.changed(old, new)
         if resource is _resources.PODS and new.get("spec") != old["spec"]:
-            words = (
-                "Forbidden: pod updates may not change fields other than "
-                "`spec.containers[*].image`,`spec.initContainers[*].image`,"
-                "`spec.activeDeadlineSeconds`,`spec.tolerations` "
-                "(only additions to existing tolerations),`spec.terminationGracePeriodSeconds` "
-                "(allow it to be set to 1 if it was previously negative)"
-            )
-            raise _refusals.invalid("Pod", "", route.name, [("spec", "FieldValueForbidden", words)])
+            words = "the stand-in does not change the spec of a pod"
+            raise _refusals.invalid("Pod", "", route.name, [_names.forbidden("spec", words)])
         return new
 
 
-def _data_keys(resource: Resource, obj: Json) -> list[_names.Cause]:
+def _data_keys(resource: Resource, obj: Json) -> Iterable[_names.Cause]:
     holds = resource in (_resources.CONFIG_MAPS, _resources.SECRETS)
-    return _names.data_keys(obj) if holds else []
+    return _names.data_keys(obj) if holds else ()
 
 
 def _kept(old: Json, new: Json) -> Json:

@@ -16,15 +16,7 @@ class Resource:
     namespaced: bool = True
     short: tuple[str, ...] = ()
     subresources: tuple[str, ...] = ()
-    verbs: tuple[str, ...] = (
-        "create",
-        "delete",
-        "get",
-        "list",
-        "patch",
-        "update",
-        "watch",
-    )
+    verbs: tuple[str, ...] = ("create", "delete", "get", "list", "patch", "watch")
 
     @property
     def api_version(self) -> str:
@@ -37,8 +29,8 @@ class Resource:
         return self.kind.lower()
 
 
-PODS = Resource("pods", "Pod", short=("po",), subresources=("eviction", "exec", "log", "status"))
-JOBS = Resource("jobs", "Job", "batch", subresources=("status",))
+PODS = Resource("pods", "Pod", short=("po",), subresources=("eviction", "exec", "log"))
+JOBS = Resource("jobs", "Job", "batch")
 NAMESPACES = Resource("namespaces", "Namespace", namespaced=False, short=("ns",))
 SERVICE_ACCOUNTS = Resource("serviceaccounts", "ServiceAccount", short=("sa",))
 EVENTS = Resource("events", "Event", short=("ev",))
@@ -65,9 +57,7 @@ KUEUE_VERSIONS = (
     "v1beta2",
 )  # a real Kueue serves one or both of them; a stand-in one
 WORKLOADS = {
-    version: Resource(
-        "workloads", "Workload", KUEUE, version, subresources=("status",), short=("wl",)
-    )
+    version: Resource("workloads", "Workload", KUEUE, version, short=("wl",))
     for version in KUEUE_VERSIONS
 }
 LOCAL_QUEUES = {

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..._objects import _refusals
 from . import _names, _pods
-from ._names import Cause, invalid, not_supported, required
+from ._names import Cause, forbidden, invalid, not_supported, required
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Json = dict[str, Any]
 
 NO_LIMIT = 2147483647
-_IMMUTABLE = (
-    "selector",
-    "completionMode",
-    "podFailurePolicy",
-    "backoffLimitPerIndex",
+_IMMUTABLE = ("selector", "completionMode", "podFailurePolicy", "backoffLimitPerIndex")
+_NUMBERS = (
+    *("parallelism", "completions", "backoffLimit", "backoffLimitPerIndex", "maxFailedIndexes"),
+    *("activeDeadlineSeconds", "ttlSecondsAfterFinished"),
 )
+_ACTIONS = ["Count", "FailIndex", "FailJob", "Ignore"]
 _UNSERVED = ("managedBy", "manualSelector", "successPolicy")
 
 
@@ -28,7 +31,7 @@ def new(job: Json) -> Json:
         ApiError: 422.
     """
     job = {**job, "spec": _with_defaults(job.get("spec") or {}), "status": {}}
-    problems = _causes(job)
+    problems = [*_causes(job)]
     generated = _generated_labels(job)
     labels = dict((job["spec"]["template"].get("metadata") or {}).get("labels") or {})
     for key, value in generated.items():
@@ -55,25 +58,23 @@ def changed(old: Json, job: Json) -> Json:
     """
     job = {**job, "spec": _with_defaults(job.get("spec") or {})}
     before, after = old["spec"], job["spec"]
-    problems = _causes(job)
+    problems = [*_causes(job)]
     if before.get("completions") != after.get("completions"):
-        tandem = before.get("completionMode") == "Indexed" and before.get(
-            "completions"
-        ) == before.get("parallelism")
-        if not tandem:
-            problems.append(
-                invalid("spec.completions", after.get("completions"), "field is immutable")
-            )
-        elif after.get("completions") != after.get("parallelism"):
-            words = "can only be modified in tandem with spec.parallelism"
+        together = [spec.get("completions") == spec.get("parallelism") for spec in (before, after)]
+        if before.get("completionMode") != "Indexed" or not together[0]:
+            words = "field is immutable"
+        else:
+            words = "" if together[1] else "can only be modified in tandem with spec.parallelism"
+        if words:
             problems.append(invalid("spec.completions", after.get("completions"), words))
-    for field in _IMMUTABLE:
-        if before.get(field) != after.get(field):
-            problems.append(invalid(f"spec.{field}", after.get(field), "field is immutable"))
+    problems += [
+        invalid(f"spec.{field}", after.get(field), "field is immutable")
+        for field in _IMMUTABLE
+        if before.get(field) != after.get(field)
+    ]
     if before["template"] != after["template"]:
         # A cluster lets a part of it change while the Job is suspended and has never started.
-        words = "Forbidden: the stand-in does not change it"
-        problems.append(("spec.template", "FieldValueForbidden", words))
+        problems.append(forbidden("spec.template", "the stand-in does not change it"))
     if problems:
         raise _refusals.invalid("Job", "batch", job["metadata"]["name"], problems)
     return job
@@ -109,107 +110,64 @@ def _generated_labels(job: Json) -> dict[str, str]:
     }
 
 
-def _causes(job: Json) -> list[Cause]:
+def _causes(job: Json) -> Iterator[Cause]:
     spec, name = job["spec"], job["metadata"].get("name", "")
-    problems = _names.metadata(job["metadata"])
-    for field in (
-        "parallelism",
-        "completions",
-        "backoffLimit",
-        "backoffLimitPerIndex",
-        "maxFailedIndexes",
-        "activeDeadlineSeconds",
-        "ttlSecondsAfterFinished",
-    ):
+    yield from _names.metadata(job["metadata"])
+    for field in _NUMBERS:
         value = spec.get(field, 0)
         if value < 0:
-            problems.append(invalid(f"spec.{field}", value, "must be greater than or equal to 0"))
-    problems += [
-        (f"spec.{field}", "FieldValueForbidden", "Forbidden: the stand-in does not serve it")
-        for field in _UNSERVED
-        if spec.get(field)
-    ]
-    problems += _indexed(spec, name)
-    problems += _policies(spec)
+            yield invalid(f"spec.{field}", value, "must be greater than or equal to 0")
+    for field in _UNSERVED:
+        if spec.get(field):
+            yield forbidden(f"spec.{field}", "the stand-in does not serve it")
+    yield from _indexed(spec, name)
+    yield from _policies(spec)
     meta = spec["template"].get("metadata") or {}
-    problems += _names.labels(meta.get("labels") or {}, "spec.template.metadata.labels")
-    problems += _names.keys(meta.get("annotations") or {}, "spec.template.metadata.annotations")
-    problems += _pods.causes(spec["template"]["spec"], "spec.template.spec")
-    return problems
+    yield from _names.labels(meta.get("labels") or {}, "spec.template.metadata.labels")
+    yield from _names.keys(meta.get("annotations") or {}, "spec.template.metadata.annotations")
+    yield from _pods.causes(spec["template"]["spec"], "spec.template.spec")
 
 
-def _indexed(spec: Json, name: str) -> list[Cause]:
-    problems: list[Cause] = []
-    mode = spec["completionMode"]
-    if mode not in ("Indexed", "NonIndexed"):
-        return [not_supported("spec.completionMode", mode, ["NonIndexed", "Indexed"])]
-    limit = spec.get("backoffLimitPerIndex")
+def _indexed(spec: Json, name: str) -> Iterator[Cause]:
+    mode, limit = spec["completionMode"], spec.get("backoffLimitPerIndex")
+    completions, most = spec.get("completions"), spec.get("maxFailedIndexes")
     if mode == "NonIndexed":
         if limit is not None:
-            problems.append(
-                invalid("spec.backoffLimitPerIndex", limit, "requires indexed completion mode")
-            )
-        return problems
-    if spec.get("completions") is None:
-        problems.append(required("spec.completions", "when completion mode is Indexed"))
-    elif (
-        name
-        and spec["completions"] > 0
-        and not _names.is_label(f"{name}-{spec['completions'] - 1}")
-    ):
-        host = f"{name}-{spec['completions'] - 1}"
-        problems.append(
-            invalid(
-                "metadata.name", name, f"will not able to create pod with invalid DNS label: {host}"
-            )
-        )
+            yield invalid("spec.backoffLimitPerIndex", limit, "requires indexed completion mode")
+        return
+    if mode != "Indexed":
+        yield not_supported("spec.completionMode", mode, ["NonIndexed", "Indexed"])
+        return
+    if completions is None:
+        yield required("spec.completions", "when completion mode is Indexed")
+    elif name and completions > 0 and not _names.is_label(host := f"{name}-{completions - 1}"):
+        words = f"will not able to create pod with invalid DNS label: {host}"
+        yield invalid("metadata.name", name, words)
     if spec["parallelism"] > 100_000:
         words = "must be less than or equal to 100000 when completion mode is Indexed"
-        problems.append(invalid("spec.parallelism", spec["parallelism"], words))
-    most = spec.get("maxFailedIndexes")
+        yield invalid("spec.parallelism", spec["parallelism"], words)
     if most is not None and limit is None:
-        problems.append(required("spec.backoffLimitPerIndex", "when maxFailedIndexes is specified"))
-    elif most is not None and most > spec.get("completions", 0):
-        words = "must be less than or equal to completions"
-        problems.append(invalid("spec.maxFailedIndexes", most, words))
-    return problems
+        yield required("spec.backoffLimitPerIndex", "when maxFailedIndexes is specified")
+    elif most is not None and most > (completions or 0):
+        yield invalid("spec.maxFailedIndexes", most, "must be less than or equal to completions")
 
 
-def _policies(spec: Json) -> list[Cause]:
-    problems: list[Cause] = []
-    replacement = spec["podReplacementPolicy"]
-    policy = spec.get("podFailurePolicy")
-    if replacement not in ("Failed", "TerminatingOrFailed"):
-        problems.append(
-            not_supported(
-                "spec.podReplacementPolicy", replacement, ["Failed", "TerminatingOrFailed"]
-            )
-        )
-    if policy is None:
-        return problems
-    if replacement == "TerminatingOrFailed":
-        problems.append(not_supported("spec.podReplacementPolicy", replacement, ["Failed"]))
+def _policies(spec: Json) -> Iterator[Cause]:
+    replacement, policy = spec["podReplacementPolicy"], spec.get("podFailurePolicy")
+    allowed = ["Failed", "TerminatingOrFailed"] if policy is None else ["Failed"]
+    if replacement not in allowed:
+        yield not_supported("spec.podReplacementPolicy", replacement, allowed)
     names = {container.get("name") for container in spec["template"]["spec"].get("containers", [])}
-    for place, rule in enumerate(policy.get("rules") or []):
-        where = f"spec.podFailurePolicy.rules[{place}]"
-        action = rule.get("action")
-        if action not in ("Count", "FailIndex", "FailJob", "Ignore"):
-            problems.append(
-                not_supported(
-                    f"{where}.action", action or "", ["Count", "FailIndex", "FailJob", "Ignore"]
-                )
-            )
+    for place, rule in enumerate((policy or {}).get("rules") or []):
+        where, action = f"spec.podFailurePolicy.rules[{place}]", rule.get("action", "")
+        if action not in _ACTIONS:
+            yield not_supported(f"{where}.action", action, _ACTIONS)
         elif action == "FailIndex" and spec.get("backoffLimitPerIndex") is None:
-            problems.append(
-                invalid(f"{where}.action", action, "requires the backoffLimitPerIndex to be set")
-            )
+            yield invalid(f"{where}.action", action, "requires the backoffLimitPerIndex to be set")
         codes = rule.get("onExitCodes")
         if bool(codes) == bool(rule.get("onPodConditions")):
             words = "specifying one of OnExitCodes and OnPodConditions is required"
-            problems.append((where, "FieldValueInvalid", f"Invalid value: {words}"))
+            yield where, "FieldValueInvalid", f"Invalid value: {words}"
         elif codes and codes.get("containerName") not in (None, *names):
             words = "must be one of the container or initContainer names in the pod template"
-            problems.append(
-                invalid(f"{where}.onExitCodes.containerName", codes["containerName"], words)
-            )
-    return problems
+            yield invalid(f"{where}.onExitCodes.containerName", codes["containerName"], words)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 Json = dict[str, Any]
@@ -33,7 +33,11 @@ VALUE_WORDS = (
     "and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or "
     "'12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')"
 )
-
+KEY_WORDS = (
+    "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end "
+    "with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for "
+    "validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')"
+)
 DATA_KEY_WORDS = (
     "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. "
     "'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')"
@@ -50,14 +54,16 @@ def required(field: str, words: str = "") -> Cause:
     return field, "FieldValueRequired", "Required value" + (f": {words}" if words else "")
 
 
+def forbidden(field: str, words: str) -> Cause:
+    """Return the cause for a field that may not be set."""
+    return field, "FieldValueForbidden", f"Forbidden: {words}"
+
+
 def not_supported(field: str, value: object, allowed: list[str]) -> Cause:
     """Return the cause for a value that is not among the allowed ones."""
     listed = ", ".join(f'"{item}"' for item in allowed)
-    return (
-        field,
-        "FieldValueNotSupported",
-        f"Unsupported value: {shown(value)}: supported values: {listed}",
-    )
+    words = f"Unsupported value: {shown(value)}: supported values: {listed}"
+    return field, "FieldValueNotSupported", words
 
 
 def shown(value: object) -> str:
@@ -72,80 +78,53 @@ def is_label(text: str) -> bool:
     return len(text) <= 63 and _LABEL.fullmatch(text) is not None
 
 
-def metadata(meta: Mapping[str, Any], *, label: bool = False) -> list[Cause]:
-    """Return what is wrong with an object's name, owners, labels and annotations."""
-    name = str(meta.get("name", ""))
-    causes = []
+def metadata(meta: Mapping[str, Any], *, label: bool = False) -> Iterator[Cause]:
+    """Yield what is wrong with an object's name, owners, labels and annotations."""
+    name, most = str(meta.get("name", "")), 63 if label else 253
     if not name:
-        causes.append(required("metadata.name", "name or generateName is required"))
-    elif len(name) > (63 if label else 253):
-        causes.append(
-            invalid(
-                "metadata.name", name, f"must be no more than {63 if label else 253} characters"
-            )
-        )
+        yield required("metadata.name", "name or generateName is required")
+    elif len(name) > most:
+        yield invalid("metadata.name", name, f"must be no more than {most} characters")
     elif not (_LABEL if label else _SUBDOMAIN).fullmatch(name):
-        causes.append(invalid("metadata.name", name, LABEL_WORDS if label else SUBDOMAIN_WORDS))
-    owners = [
-        invalid(f"metadata.ownerReferences.{part}", "", words)
-        for owner in meta.get("ownerReferences") or []
-        for part, words in _OF_OWNERS.items()
-        if not owner.get(part)
-    ]
-    return (
-        causes
-        + owners
-        + labels(meta.get("labels") or {}, "metadata.labels")
-        + keys(meta.get("annotations") or {}, "metadata.annotations")
-    )
+        yield invalid("metadata.name", name, LABEL_WORDS if label else SUBDOMAIN_WORDS)
+    for owner in meta.get("ownerReferences") or []:
+        for part, words in _OF_OWNERS.items():
+            if not owner.get(part):
+                yield invalid(f"metadata.ownerReferences.{part}", "", words)
+    yield from labels(meta.get("labels") or {}, "metadata.labels")
+    yield from keys(meta.get("annotations") or {}, "metadata.annotations")
 
 
-def data_keys(obj: Mapping[str, Any]) -> list[Cause]:
-    """Return what is wrong with the keys of a ConfigMap or Secret, which may become file names."""
-    causes = []
+def data_keys(obj: Mapping[str, Any]) -> Iterator[Cause]:
+    """Yield what is wrong with the keys of a ConfigMap or Secret, which may become file names."""
     for part in ("data", "binaryData", "stringData"):
         for key in obj.get(part) or {}:
-            problems = []
-            if len(key) > 253:
-                problems.append("must be no more than 253 characters")
-            if not _DATA_KEY.fullmatch(key):
-                problems.append(DATA_KEY_WORDS)
-            if key.startswith(".."):
-                problems.append("must not be '..'" if key == ".." else "must not start with '..'")
-            elif key == ".":
-                problems.append("must not be '.'")
             field = f"{'data' if part == 'stringData' else part}[{key}]"
-            causes += [invalid(field, key, words) for words in problems]
-    return causes
+            if len(key) > 253:
+                yield invalid(field, key, "must be no more than 253 characters")
+            if not _DATA_KEY.fullmatch(key):
+                yield invalid(field, key, DATA_KEY_WORDS)
+            if key in (".", ".."):
+                yield invalid(field, key, f"must not be '{key}'")
+            elif key.startswith(".."):
+                yield invalid(field, key, "must not start with '..'")
 
 
-def labels(pairs: Mapping[str, str], field: str) -> list[Cause]:
-    """Return what is wrong with a set of labels."""
-    causes = keys(pairs, field)
+def labels(pairs: Mapping[str, str], field: str) -> Iterator[Cause]:
+    """Yield what is wrong with a set of labels."""
+    yield from keys(pairs, field)
     for value in pairs.values():
         if len(value) > 63:
-            causes.append(invalid(field, value, "must be no more than 63 characters"))
+            yield invalid(field, value, "must be no more than 63 characters")
         elif not _VALUE.fullmatch(value):
-            causes.append(invalid(field, value, VALUE_WORDS))
-    return causes
+            yield invalid(field, value, VALUE_WORDS)
 
 
-def keys(pairs: Mapping[str, str], field: str) -> list[Cause]:
-    """Return what is wrong with the keys of labels or annotations."""
-    causes = []
+def keys(pairs: Mapping[str, str], field: str) -> Iterator[Cause]:
+    """Yield what is wrong with the keys of labels or annotations."""
     for key in pairs:
         prefix, slash, name = key.rpartition("/")
         if not name or len(name) > 63 or not _VALUE.fullmatch(name):
-            causes.append(
-                invalid(
-                    field,
-                    key,
-                    "name part must consist of alphanumeric characters, '-', '_' or '.', and must "
-                    "start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  "
-                    "or '123-abc', regex used for validation is "
-                    "'([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')",
-                )
-            )
+            yield invalid(field, key, KEY_WORDS)
         elif slash and not _SUBDOMAIN.fullmatch(prefix):
-            causes.append(invalid(field, key, f"prefix part {SUBDOMAIN_WORDS}"))
-    return causes
+            yield invalid(field, key, f"prefix part {SUBDOMAIN_WORDS}")
