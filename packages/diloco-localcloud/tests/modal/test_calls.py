@@ -228,16 +228,9 @@ def test_outputs_are_kept_for_seven_days(lab):
         call.get(timeout=0)
 
 
-def test_retries_of_the_function(lab):
-    retried = lab.function.with_options(retries=1).spawn()
-    scripted = lab.world.call(retried.object_id)
-    scripted.start()
-    scripted.fail(ValueError("first"))
-    assert scripted.status == "pending"
-    scripted.start()
-    scripted.fail(ValueError("second"))
-    with lab.refused(ValueError, "second"):
-        retried.get(timeout=0)
+def test_retries_of_modal_itself_are_refused(lab):
+    with lab.refused(exception.UnimplementedError, "tries no input again"):
+        lab.function.with_options(retries=1).spawn()
 
 
 def test_no_such_call(lab):

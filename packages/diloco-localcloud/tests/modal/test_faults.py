@@ -93,18 +93,6 @@ def test_an_answer_that_comes_late(lab):
         asyncio.run(impatient())
 
 
-def test_rates_hold_on_the_virtual_clock(lab):
-    lab.function.hydrate()
-    lab.world.habits.rates["FunctionMap"] = 2.0
-    lab.function.spawn()
-    lab.function.spawn()
-    with lab.refused(exception.ResourceExhaustedError, "Rate limit"):
-        lab.function.spawn()
-    lab.world.advance(0.5)
-    lab.function.spawn()
-    assert len(lab.world.calls()) == 3
-
-
 def test_what_is_not_served_says_so(lab):
     with lab.refused(exception.UnimplementedError, "the stand-in does not serve QueueGetOrCreate"):
         modal.Queue.from_name("queue", create_if_missing=True, client=lab.client).hydrate()

@@ -153,16 +153,6 @@ def test_the_timeout_of_the_function(lab):
     assert lab.written(call, "told") == "told KeyboardInterrupt\n"
 
 
-def test_retries_of_the_function(lab):
-    call, held = lab.spawn(
-        "fail", "exception", retries=modal.Retries(max_retries=1, initial_delay=0.0)
-    )
-    lab.until(lambda: held.status == "failure")
-    with pytest.raises(ValueError, match="no more data"):
-        call.get(timeout=0)
-    assert held.attempt == 2
-
-
 @pytest.mark.slow
 def test_out_of_memory(lab):
     call, held = lab.spawn("eat", 600, memory=(128, 400))

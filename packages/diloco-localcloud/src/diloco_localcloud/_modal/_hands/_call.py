@@ -40,7 +40,7 @@ class HeldCall:
         """Return the options that it runs with.
 
         ``timeout`` (seconds), ``gpu``, ``gpu_count``, ``cpu`` (cores), ``memory`` and
-        ``memory_limit`` (MiB), ``regions``, ``cloud``, ``max_containers``, ``retries`` and
+        ``memory_limit`` (MiB), ``regions``, ``cloud``, ``max_containers`` and
         ``secrets`` (names). An option that was not asked for is 0 or empty.
         """
         with self._workspace.lock:
@@ -56,7 +56,6 @@ class HeldCall:
                 "regions": list(function.regions),
                 "cloud": function.cloud,
                 "max_containers": function.max_containers,
-                "retries": function.retries,
                 "secrets": [secrets[key].name for key in function.secret_ids if key in secrets],
             }
 

@@ -18,7 +18,6 @@ from modal_proto import api_pb2
 from ..._server._faults import Call, before
 from ..._server._http import CutError
 from ..._server._operations import operations
-from ..._server._rates import Rates
 from .._workspace._refused import RefusedError
 from ._calls import FunctionCalls
 from ._containers import Containers
@@ -75,7 +74,6 @@ class Api:
         self._token = token
         self._faults = faults
         self._calls = calls
-        self._rates = Rates(workspace.timeline, workspace.habits.rates)
         groups = (
             FunctionCalls(workspace, bell),
             Containers(workspace, bell),
@@ -142,9 +140,6 @@ class Api:
             await asyncio.sleep(fault.delay)
         else:
             before(fault, REFUSALS)
-        with self._workspace.lock:
-            if not self._rates.admit(name):
-                raise RefusedError("RESOURCE_EXHAUSTED", "Rate limit exceeded")
         rpc = self._rpcs.get(name)
         if rpc is None:
             raise RefusedError("UNIMPLEMENTED", f"the stand-in does not serve {name}")

@@ -23,25 +23,15 @@ class FunctionCalls(Rpcs):
         function = self._workspace.function(request.function_id)
         if function.app.stopped is not None:
             raise RefusedError("FAILED_PRECONDITION", f"App '{function.app.name}' is stopped")
-        if len(request.pipelined_inputs) > 1:
+        if len(request.pipelined_inputs) != 1:
             raise RefusedError("UNIMPLEMENTED", "the stand-in takes one input for each call")
-        payload = _payload(request.pipelined_inputs[0].input) if request.pipelined_inputs else None
+        sent = request.pipelined_inputs[0].input
+        payload = Payload(sent.args, sent.args_blob_id, sent.data_format)
         call = self._workspace.calls.spawn(function, payload, context.key)
         answer = api_pb2.FunctionMapResponse(
             function_call_id=call.call_id, function_call_jwt=call.call_id, max_inputs_outstanding=1
         )
-        answer.retry_policy.retries = function.retries
-        if request.pipelined_inputs:
-            answer.pipelined_inputs.add(idx=0, input_id=call.input_id, input_jwt=call.input_id)
-        return answer
-
-    def _serve_function_put_inputs(self, request: Any, _: Context) -> Any:
-        call = self._workspace.calls.by_id(request.function_call_id)
-        if len(request.inputs) != 1:
-            raise RefusedError("UNIMPLEMENTED", "the stand-in takes one input for each call")
-        self._workspace.calls.give(call, _payload(request.inputs[0].input))
-        answer = api_pb2.FunctionPutInputsResponse()
-        answer.inputs.add(idx=0, input_id=call.input_id, input_jwt=call.input_id)
+        answer.pipelined_inputs.add(idx=0, input_id=call.input_id, input_jwt=call.input_id)
         return answer
 
     async def _serve_function_get_outputs(self, request: Any, _: Context) -> Any:
@@ -98,30 +88,9 @@ class FunctionCalls(Rpcs):
         answer.metadata.function_id = call.function.function_id
         return answer
 
-    def _serve_function_call_get_info(self, request: Any, _: Context) -> Any:
-        call = self._workspace.calls.by_id(request.function_call_id)
-        info = api_pb2.FunctionCallInfo(
-            function_call_id=call.call_id, created_at=call.created, total_inputs=1
-        )
-        category = {
-            "pending": info.pending_inputs,
-            "running": info.pending_inputs,
-            "success": info.succeeded_inputs,
-            "timeout": info.timeout_inputs,
-            "terminated": info.cancelled_inputs,
-        }.get(call.status, info.failed_inputs)
-        category.total = 1
-        if call.lives:
-            info.scheduled_at = call.lives[0].started
-        return api_pb2.FunctionCallGetInfoResponse(info=info)
-
     def _serve_function_call_cancel(self, request: Any, _: Context) -> Any:
         call = self._workspace.calls.by_id(request.function_call_id)
         self._workspace.calls.cancel(call, terminate=request.terminate_containers)
-
-
-def _payload(sent: Any) -> Payload:
-    return Payload(sent.args, sent.args_blob_id, sent.data_format)
 
 
 def _result(result: Result) -> Any:

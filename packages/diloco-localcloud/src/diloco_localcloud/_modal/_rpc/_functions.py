@@ -117,7 +117,7 @@ class Functions(Rpcs):
                 ],
             )
         chosen = min(data.ranked_functions, key=lambda each: each.rank).function
-        self._workspace.check_gpu(chosen.resources.gpu_config.gpu_type)
+        self._check(chosen)
         app = self._workspace.app(request.app_id)
         function = self._workspace.create_function(app, data.function_name)
         function.definition = data
@@ -129,8 +129,6 @@ class Functions(Rpcs):
         function.regions = tuple(chosen.scheduler_placement.regions)
         function.cloud = chosen.cloud_provider_str
         function.max_containers = chosen.concurrency_limit or data.concurrency_limit
-        function.retries = chosen.retry_policy.retries
-        function.retry_delay = chosen.retry_policy.initial_delay_ms / 1000
         function.secret_ids = tuple(chosen.secret_ids)
         return api_pb2.FunctionCreateResponse(
             function_id=function.function_id,
@@ -159,15 +157,21 @@ class Functions(Rpcs):
         options = request.function_options
         key = (base.function_id, options.SerializeToString(deterministic=True))
         if key not in self._bound:
-            self._check(options)
+            self._check_options(options)
             self._bound[key] = self._with_options(base, options)
         bound = self._bound[key]
         return api_pb2.FunctionBindParamsResponse(
             bound_function_id=bound.function_id, handle_metadata=metadata(bound)
         )
 
-    def _check(self, options: Any) -> None:
-        self._workspace.check_gpu(options.resources.gpu_config.gpu_type)
+    def _check(self, wanted: Any) -> None:
+        """Refuse GPUs that Modal does not know, and retries by Modal itself."""
+        self._workspace.check_gpu(wanted.resources.gpu_config.gpu_type)
+        if wanted.retry_policy.retries:
+            raise RefusedError("UNIMPLEMENTED", "the stand-in tries no input again: no retries=")
+
+    def _check_options(self, options: Any) -> None:
+        self._check(options)
         if options.HasField("timeout_secs") and not 1 <= options.timeout_secs <= 86400:
             raise RefusedError(
                 "INVALID_ARGUMENT", "Function timeout must be between 1 second and 24 hours"
@@ -189,24 +193,12 @@ class Functions(Rpcs):
             bound.cloud = options.cloud_provider_str
         if options.HasField("concurrency_limit"):
             bound.max_containers = options.concurrency_limit
-        if options.HasField("retry_policy"):
-            bound.retries = options.retry_policy.retries
-            bound.retry_delay = options.retry_policy.initial_delay_ms / 1000
         if options.replace_secret_ids:
             bound.secret_ids = tuple(options.secret_ids)
         else:
             bound.secret_ids += tuple(options.secret_ids)
         self._workspace.functions[bound.function_id] = bound
         return bound
-
-    def _serve_function_get_current_stats(self, request: Any, _: Context) -> Any:
-        function = self._workspace.function(request.function_id)
-        calls = [call for call in self._workspace.calls.all() if call.function is function]
-        running = sum(call.life is not None for call in calls)
-        backlog = sum(call.result is None and call.life is None for call in calls)
-        return api_pb2.FunctionStats(
-            backlog=backlog, num_total_tasks=running, num_running_inputs=running
-        )
 
 
 def _take_resources(function: Function, resources: Any) -> None:

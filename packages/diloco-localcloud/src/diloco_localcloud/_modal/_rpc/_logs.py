@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import time
 from typing import TYPE_CHECKING, Any
 
 from modal_proto import api_pb2
 
 from .._workspace._logs import Entry, Filter
-from ._context import Rpcs, wait
+from ._context import Rpcs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import Iterable
 
     from ._context import Context
 
@@ -46,42 +45,19 @@ class LogReader(Rpcs):
                 bucket.system_logs += 1
         return answer
 
-    async def _serve_app_get_logs(self, request: Any, _: Context) -> AsyncIterator[Any]:
-        end = time.monotonic() + request.timeout
-        after = int(request.last_entry_id or 0)
-        filters = _filter(request, request.file_descriptor)
-        while True:
-            event = self._bell.next
-            with self._workspace.lock:
-                over = (
-                    bool(request.app_id) and self._workspace.app(request.app_id).stopped is not None
-                )
-                entries = self._workspace.logs.read(filters, after=after)
-            for batch in _batches(entries):
-                yield batch
-            after = entries[-1].number if entries else after
-            if over:
-                yield api_pb2.TaskLogsBatch(app_done=True)
-                return
-            left = end - time.monotonic()
-            if left <= 0 or not await wait(event, left):
-                return
-
     def _read(self, request: Any) -> list[Entry]:
         since = request.since.seconds + request.since.nanos / 1e9
         until = request.until.seconds + request.until.nanos / 1e9
-        return self._workspace.logs.read(
-            _filter(request, request.source), since, until if until else float("inf")
-        )
+        return self._workspace.logs.read(_filter(request), since, until if until else float("inf"))
 
 
-def _filter(request: Any, source: int) -> Filter:
+def _filter(request: Any) -> Filter:
     return Filter(
         request.app_id,
         request.function_id,
         request.function_call_id,
         request.task_id,
-        source,
+        request.source,
         request.search_text,
     )
 

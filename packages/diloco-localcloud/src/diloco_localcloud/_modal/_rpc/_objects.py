@@ -56,12 +56,6 @@ class Objects(Rpcs):
         answer.metadata.settings.image_builder_version = _IMAGE_BUILDER
         return answer
 
-    def _serve_environment_list(self, _: Any, __: Context) -> Any:
-        answer = api_pb2.EnvironmentListResponse()
-        for number, name in enumerate(self._workspace.environments):
-            answer.items.add(name=name, default=number == 0, environment_id=f"en-{name}")
-        return answer
-
     def _serve_secret_get_or_create(self, request: Any, _: Context) -> Any:
         environment = self._workspace.environment(request.environment_name)
         kind, name = request.object_creation_type, request.deployment_name
@@ -88,19 +82,6 @@ class Objects(Rpcs):
         metadata.creation_info.created_by = self._workspace.name
         if "keys" in metadata.DESCRIPTOR.fields_by_name:  # some versions of the client lack it
             metadata.keys.extend(sorted(secret.values))
-
-    def _serve_secret_list(self, request: Any, _: Context) -> Any:
-        environment = self._workspace.environment(request.environment_name)
-        answer = api_pb2.SecretListResponse(environment_name=environment)
-        before = request.pagination.created_before
-        kept = [secret for secret in self._workspace.secrets.values() if secret.name]
-        for secret in kept[::-1]:
-            if secret.environment == environment and (not before or secret.created < before):
-                item = answer.items.add(
-                    label=secret.name, created_at=secret.created, secret_id=secret.secret_id
-                )
-                self._describe(item.metadata, secret)
-        return answer
 
     def _serve_image_get_or_create(self, _: Any, __: Context) -> Any:
         answer = api_pb2.ImageGetOrCreateResponse(image_id=self._workspace.ids.make("im"))

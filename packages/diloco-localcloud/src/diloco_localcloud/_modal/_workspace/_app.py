@@ -23,8 +23,6 @@ class Function:
         regions: the regions in which it may run; none for everywhere.
         cloud: the cloud in which it has to run; empty for any.
         max_containers: how many there may be at a time; 0 for no limit.
-        retries: how many times an input is tried again whose function raises an exception.
-        retry_delay: seconds before it is tried again.
         secret_ids: the secrets in its environment.
         definition: the message that defined it, for code that speaks the protocol.
         options: the message that bound options to it, also for code that speaks the protocol.
@@ -44,8 +42,6 @@ class Function:
     regions: tuple[str, ...] = ()
     cloud: str = ""
     max_containers: int = 0
-    retries: int = 0
-    retry_delay: float = 1.0
     secret_ids: tuple[str, ...] = ()
     definition: Any = None
     options: Any = None

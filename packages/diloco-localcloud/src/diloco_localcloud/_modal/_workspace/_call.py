@@ -72,8 +72,6 @@ class Life:
         interrupted: when its program was told to end; None if it was not.
         cancelled: whether the program is to be told that its input was cancelled.
         fetched: whether the program has its input.
-        again: whether the input waits for another container when this one is gone, although it has
-            not been interrupted.
     """
 
     task_id: str
@@ -82,7 +80,6 @@ class Life:
     interrupted: float | None = None
     cancelled: bool = False
     fetched: bool = False
-    again: bool = False
 
 
 @dataclass
@@ -98,7 +95,6 @@ class Call:
         lives: the containers in which it has run.
         result: how it has ended; None while it has not.
         ended: when it got its result.
-        failures: how many times it was tried again because the function raised an exception.
         interrupt_seconds: how long its program takes to end after SIGINT; None for the habit of the
             workspace, infinity if it does not react.
         last_words: the last action of its program before it ends because of an interruption.
@@ -112,7 +108,6 @@ class Call:
     lives: list[Life] = field(default_factory=list)
     result: Result | None = None
     ended: float | None = None
-    failures: int = 0
     interrupt_seconds: float | None = None
     last_words: Callable[[], None] | None = None
 

@@ -71,8 +71,8 @@ class Calls:
             raise not_found(f"FunctionCall with ID '{call_id}' not found")
         return self._calls[call_id]
 
-    def spawn(self, function: Function, payload: Payload | None, key: str = "") -> Call:
-        """Return a new call, which waits for a container; without a payload for its input first.
+    def spawn(self, function: Function, payload: Payload, key: str = "") -> Call:
+        """Return a new call, which waits for a container.
 
         A call that was asked for with the same idempotency key is returned again, and nothing is
         called a second time.
@@ -83,22 +83,15 @@ class Calls:
             self._ids.make("fc"),
             self._ids.make("in"),
             function,
-            payload or Payload(),
+            payload,
             self._timeline.now(),
         )
         self._calls[call.call_id] = call
         if key:
             self._answered[key] = call
-        if payload is not None:
-            self.wait(call)
-        self._changed()
-        return call
-
-    def give(self, call: Call, payload: Payload) -> None:
-        """Give its input to a call that was made without one."""
-        call.payload = payload
         self.wait(call)
         self._changed()
+        return call
 
     def wait(self, call: Call) -> None:
         """Plan a container for a call, if calls start by themselves (``auto_start``)."""
@@ -138,12 +131,10 @@ class Calls:
         )
 
     def finish(self, call: Call, result: Result) -> None:
-        """End a call with this result, unless it had one before or is tried again.
+        """End a call with this result, unless it had one before.
 
         Without a program, its container is gone then.
         """
-        if result.status in {Status.FAILURE, Status.TIMEOUT} and self._again(call):
-            return
         self._decide(call, result)
         if self.program is None:
             self._end_life(call)
@@ -156,12 +147,10 @@ class Calls:
         """
         life.ended = self._timeline.now()
         if call.result is None:
-            if life.interrupted is not None or life.again:
+            if life.interrupted is not None:
                 self.wait(call)
             else:
                 self.finish(call, result)
-                if call.result is None:  # it is tried again
-                    self.wait(call)
         self._changed()
 
     def interrupt(self, call: Call) -> None:
@@ -208,25 +197,9 @@ class Calls:
                 f"Task's current input {call.input_id} hit its timeout "
                 f"of {call.function.timeout:g}s"
             )
-            if self._again(call):
-                self._stop_program(call, kill=True)
-                return
             self._decide(call, Result(Status.TIMEOUT, message=text))
         self._stop_program(call, kill=True)
         self._changed()
-
-    def _again(self, call: Call) -> bool:
-        """Return whether the function's own retries allow another try, and plan it if so."""
-        if call.result is not None or call.failures >= call.function.retries:
-            return False
-        call.failures += 1
-        if self.program is None:
-            self._end_life(call)
-            self._after(call.function.retry_delay, lambda: self.wait(call))
-        elif call.life is not None:
-            call.life.again = True
-        self._changed()
-        return True
 
     def _stop_program(self, call: Call, *, kill: bool) -> None:
         life = call.life

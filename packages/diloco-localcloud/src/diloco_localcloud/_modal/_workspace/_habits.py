@@ -32,8 +32,6 @@ class ModalHabits:
         gpus: the types of GPU that Modal knows; another one is refused.
         retention_seconds: how long outputs of calls are kept after their end, and entries of Dicts
             after their last use.
-        rates: calls per second that are let through, by RPC; those beyond are refused with
-            RESOURCE_EXHAUSTED.
     """
 
     def __init__(self) -> None:
@@ -42,4 +40,3 @@ class ModalHabits:
         self.grace_seconds = 30.0
         self.gpus: set[str] = set(_KNOWN_GPUS)
         self.retention_seconds = 7 * 86400.0
-        self.rates: dict[str, float] = {}

@@ -89,11 +89,11 @@ class Logs:
             )
 
     def read(
-        self, conditions: Filter, since: float = 0.0, until: float = float("inf"), after: int = 0
+        self, conditions: Filter, since: float = 0.0, until: float = float("inf")
     ) -> list[Entry]:
-        """Return the entries of a span of time, both ends included, that come after a number."""
+        """Return the entries of a span of time, both ends included."""
         return [
             entry
-            for entry in self._entries[after:]
+            for entry in self._entries
             if since <= entry.time <= until and conditions.takes(entry)
         ]
