@@ -219,13 +219,6 @@ def test_a_deleted_pod_and_a_watch(launched):
         ("namespace made", "namespace/made", ".status.phase=Active"),
         ("configmap made --from-literal=a=b", "configmap/made", ".data.a=b"),
         ("secret generic made --from-literal=p=q", "secret/made", ".data.p=cQ=="),
-        ("serviceaccount made", "serviceaccount/made", ".metadata.name=made"),
-        ("quota made --hard=pods=50,cpu=500m", "resourcequota/made", ".spec.hard.cpu=500m"),
-        (
-            "job made --image=any -- echo hi",
-            "job.batch/made",
-            '.spec.template.spec.containers[0].command=["echo","hi"]',
-        ),
     ],
 )
 def test_what_kubectl_creates(launched, words, shown, value):

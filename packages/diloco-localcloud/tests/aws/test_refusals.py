@@ -27,14 +27,14 @@ from diloco_localcloud._aws._model._service import load
         ({"RoleArn": "arn:aws:iam::1:user/somebody"}, "at 'roleArn' .* regular expression pattern"),
         (
             {"Environment": {"A": "x" * 513}},
-            "Map value must satisfy constraint: .*less than or equal to 512",
+            "at 'environment.A'.*less than or equal to 512",
         ),
-        ({"Environment": {"1-A": "x"}}, "Map keys must satisfy constraint: .*pattern"),
+        ({"Environment": {"1-A": "x"}}, "at 'environment.1-A'.*pattern"),
         (
             {"Environment": {f"A{n}": "x" for n in range(101)}},
             "at 'environment'.*less than or equal to 100",
         ),
-        ({"HyperParameters": {"a": "one\ntwo"}}, "at 'hyperParameters'.*pattern: \\.\\*"),
+        ({"HyperParameters": {"a": "one\ntwo"}}, "at 'hyperParameters.a'.*pattern: \\.\\*"),
         (
             {"Tags": [{"Key": "a", "Value": "é/ü 1"}, {"Key": "*", "Value": ""}]},
             "^1 .* at 'tags.2.member.key'",

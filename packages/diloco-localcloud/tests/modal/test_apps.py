@@ -220,5 +220,7 @@ def test_required_keys_of_secrets(lab):
     asked = api_pb2.SecretGetOrCreateRequest(deployment_name="bucket")
     told = lab.ask("SecretGetOrCreate", asked).metadata
     assert list(getattr(told, "keys", ["KEY"])) == ["KEY"]  # older clients do not know them
+    (listed,) = modal.Secret.objects.list(client=lab.client)
+    assert (listed.name, listed.info().created_by) == ("bucket", "stand-in")
     lab.world.add_secret("bucket", {"TOKEN": "value"})
     modal.Secret.from_name("bucket", required_keys=["TOKEN"], client=lab.client).hydrate()

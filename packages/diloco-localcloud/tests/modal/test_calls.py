@@ -70,14 +70,6 @@ def test_the_ends_of_a_call_that_runs(lab, end, kind, message, status):
     assert lab.graph(call)[0] == status
 
 
-def test_a_module_that_cannot_be_imported(lab):
-    call, scripted = lab.spawn()
-    scripted.init_failure(ModuleNotFoundError("no module of this name"))
-    with lab.refused(ModuleNotFoundError, "no module"):
-        call.get(timeout=0)
-    assert lab.graph(call)[0] == "INIT_FAILURE"
-
-
 def test_what_does_not_run_cannot_end(lab):
     call, scripted = lab.spawn()
     scripted.end(1)

@@ -23,8 +23,8 @@ def test_before_the_start(clients):
     clients.world.settle()
     pod = clients.world.pod("run", 0, "ns")
     assert clients.log(pod.name) == b""
-    pod.schedule()
-    clients.world.settle()
+    clients.world.schedulable = True
+    pod.wait_with("ContainerCreating")
     with clients.refused(
         400,
         "BadRequest",

@@ -65,6 +65,7 @@ def test_delete_options(seconds, orphan):
     [
         (b"{}", 400),
         (envelope("CronJob", b""), 415),
+        (envelope("Job", b""), 415),
         (envelope("Secret", text(1, "") + text(9, "a field that kubectl does not send")), 415),
         (b"k8s\x00" + b"\x80" * 100, 400),
         (b"k8s\x00\x0a\xff", 400),
@@ -101,15 +102,6 @@ RECORDED = {
         "metadata": {"name": "s"},
         "data": {"p": "cQ=="},
     },
-    b"k8s\x00\n\x13\n\x02v1\x12\rResourceQuota\x12=\n\x11\n\x01q"
-    + META
-    + b"\x12&\n\n\n\x03cpu\x12\x03\n\x012\n\x0c\n\x04pods\x12\x04\n\x0212\x12\nBestEffort\x1a\x00"
-    b'\x1a\x00"\x00': {
-        "apiVersion": "v1",
-        "kind": "ResourceQuota",
-        "metadata": {"name": "q"},
-        "spec": {"hard": {"cpu": "2", "pods": "12"}, "scopes": ["BestEffort"]},
-    },
     b"k8s\x00\n\x0f\n\x02v1\x12\tConfigMap\x12\x1b\n\x11\n\x01m"
     + META
     + b'\x12\x06\n\x01a\x12\x01b\x1a\x00"\x00': {
@@ -117,32 +109,6 @@ RECORDED = {
         "kind": "ConfigMap",
         "metadata": {"name": "m"},
         "data": {"a": "b"},
-    },
-    b"k8s\x00\n\x14\n\x02v1\x12\x0eServiceAccount\x12\x13\n\x11\n\x01a" + META + b'\x1a\x00"\x00': {
-        "apiVersion": "v1",
-        "kind": "ServiceAccount",
-        "metadata": {"name": "a"},
-    },
-    b"k8s\x00\n\x0f\n\x08batch/v1\x12\x03Job\x12\x80\x01\n\x11\n\x01j"
-    + META
-    + b"\x12a2_\n\x10\n\x00"
-    + META
-    + b"\x12K\x12(\n\x01j\x12\x05any:1\x1a\x04echo\x1a\x02hi*\x00B\x00j\x00r\x00\x80\x01\x00"
-    b"\x88\x01\x00\x90\x01\x00\xa2\x01\x00"
-    + b"\x1a\x05Never2\x00B\x00J\x00R\x00X\x00`\x00h\x00\x82\x01\x00\x8a\x01\x00\x9a\x01\x00"
-    b"\xc2\x01\x00" + b'\x1a\x08 \x00(\x000\x00:\x00\x1a\x00"\x00': {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": "j"},
-        "spec": {
-            "template": {
-                "metadata": {},
-                "spec": {
-                    "containers": [{"name": "j", "image": "any:1", "command": ["echo", "hi"]}],
-                    "restartPolicy": "Never",
-                },
-            }
-        },
     },
 }
 

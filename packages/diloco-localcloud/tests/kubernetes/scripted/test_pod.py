@@ -34,13 +34,3 @@ def test_pods_start_by_themselves_if_asked(clients):
     clients.create(clients.indexed("run", 2))
     clients.world.settle()
     assert clients.job("run")["status"]["ready"] == 2
-
-
-def test_scheduled_in_the_end(clients):
-    clients.world.schedulable = False
-    clients.create(clients.indexed("run", 1))
-    clients.world.settle()
-    pod = clients.world.pod("run", 0, "ns")
-    pod.schedule()
-    clients.world.settle()
-    assert pod.json["spec"]["nodeName"] == "stand-in-0"

@@ -89,5 +89,6 @@ def test_dicts(cli, lab):
     assert json.loads(cli("dict", "list", "--json")) == []
 
 
-def test_its_configuration_is_a_file(lab):
+def test_other_lists(cli, lab):
+    assert json.loads(cli("secret", "list", "--json"))[0]["name"] == "bucket"
     assert Path(lab.stand_in.environment["MODAL_CONFIG_PATH"]).exists()

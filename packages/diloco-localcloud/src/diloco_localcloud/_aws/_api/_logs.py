@@ -28,15 +28,10 @@ class CloudWatchLogs:
 
     def _serve_describe_log_streams(self, request: Json) -> Json:
         streams = self._group(request)
-        prefix = request.get("logStreamNamePrefix")
-        by_time = request.get("orderBy") == "LastEventTime"
-        if by_time and prefix:
-            raise wrong_parameter("Cannot order by LastEventTime with a logStreamNamePrefix.")
-        names = sorted(name for name in streams if name.startswith(prefix or ""))
-        if by_time:
-            names.sort(key=lambda name: streams[name].events[-1][0])
-        if request.get("descending"):
-            names.reverse()
+        if request.get("orderBy") == "LastEventTime" or request.get("descending"):
+            raise wrong_parameter("the stand-in orders streams by their names, ascending")
+        prefix = request.get("logStreamNamePrefix", "")
+        names = sorted(name for name in streams if name.startswith(prefix))
         part, token = page(
             names, request.get("limit", 50), request.get("nextToken"), wrong_parameter
         )
@@ -70,32 +65,6 @@ class CloudWatchLogs:
             "nextForwardToken": f"f/{end}{on_forward}",
             "nextBackwardToken": f"b/{begin}{on_backward}",
         }
-
-    def _serve_filter_log_events(self, request: Json) -> Json:
-        streams = self._group(request)
-        names, prefix = request.get("logStreamNames"), request.get("logStreamNamePrefix", "")
-        words = request.get("filterPattern", "").replace('"', " ").split()
-        matches = [
-            (at, name, number, line)
-            for name, stream in streams.items()
-            if name.startswith(prefix) and (names is None or name in names)
-            for number, (at, line) in enumerate(stream.events)
-            if _in_time(at, request) and all(word in line for word in words)
-        ]
-        part, token = page(
-            sorted(matches), request.get("limit", 10000), request.get("nextToken"), wrong_parameter
-        )
-        items = [
-            {
-                "logStreamName": name,
-                "timestamp": at,
-                "message": line,
-                "ingestionTime": at,
-                "eventId": f"{name}-{number}",
-            }
-            for at, name, number, line in part
-        ]
-        return {"events": items} | ({} if token is None else {"nextToken": token})
 
     def _serve_delete_log_stream(self, request: Json) -> Json:
         self._stream(request)

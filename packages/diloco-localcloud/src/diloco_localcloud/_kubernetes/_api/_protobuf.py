@@ -48,16 +48,6 @@ _DELETE_OPTIONS: Fields = {
     4: ("propagationPolicy", "text"),
     5: ("dryRun", ["text"]),
 }
-_CONTAINER: Fields = {
-    1: ("name", "text"),
-    2: ("image", "text"),
-    3: ("command", ["text"]),
-    4: ("args", ["text"]),
-}
-_TEMPLATE: Fields = {
-    **_OBJECT,
-    2: ("spec", {2: ("containers", [_CONTAINER]), 3: ("restartPolicy", "text")}),
-}
 _STATUS: Fields = {3: ("status", "ignored")}
 # The bodies that `kubectl create KIND` and other commands of kubectl send.
 _KINDS: dict[str, Fields] = {
@@ -75,15 +65,8 @@ _KINDS: dict[str, Fields] = {
         **_STATUS,
     },
     "Namespace": {**_OBJECT, **_STATUS},
-    "ServiceAccount": _OBJECT,
     "ConfigMap": {**_OBJECT, 2: ("data", ("map", "text")), 3: ("binaryData", ("map", "base64"))},
     "Secret": {**_OBJECT, 2: ("data", ("map", "base64")), 3: ("type", "text")},
-    "ResourceQuota": {
-        **_OBJECT,
-        2: ("spec", {1: ("hard", ("map", {1: ("string", "text")})), 2: ("scopes", ["text"])}),
-        **_STATUS,
-    },
-    "Job": {**_OBJECT, 2: ("spec", {6: ("template", _TEMPLATE)}), **_STATUS},
 }
 
 
@@ -134,10 +117,7 @@ def _put(document: Json, name: str, kind: Any, value: Any) -> None:
         document.setdefault(name, []).append(_value(value, kind[0]))
     elif isinstance(kind, tuple):
         entry = _message(_value(value, "bytes"), {1: ("key", "text"), 2: ("value", kind[1])})
-        read = entry.get("value", "")
-        # A quantity is a message around its text.
-        read = read.get("string", "") if isinstance(read, dict) else read
-        document.setdefault(name, {})[entry.get("key", "")] = read
+        document.setdefault(name, {})[entry.get("key", "")] = entry.get("value", "")
     elif kind != "ignored" and (kind != "text" or value):
         document[name] = _value(value, kind)
 

@@ -52,24 +52,22 @@ class Scheduler:
         seconds = self._cluster.delays.of(BIND)
         self._cluster.timeline.after(seconds, lambda: self.bind(pod["metadata"]))
 
-    def bind(self, meta: Json, *, anyway: bool = False) -> None:
-        """Give a pod a node now, if it has none; ``anyway`` takes one on which it does not fit."""
+    def bind(self, meta: Json) -> None:
+        """Give a pod a node now, if it has none."""
         cluster = self._cluster
         pod = cluster.pod(meta["namespace"], meta["name"], meta["uid"])
         if pod is None or "nodeName" in pod["spec"] or _facts.deleting(pod):
             return
-        why = None if anyway else self._held()
-        node = None
+        why, node = self._held(), None
         if why is None:
             pods = cluster.store.list(PODS) if self._filters else ()
             nodes = cluster.store.list(NODES)
             node, why = choose(nodes, pods, pod, self._filters, self._missing_claim(pod))
         now = cluster.timeline.stamp()
-        if node is None and not anyway:
+        if node is None:
             cluster.put_pod(_states.unschedulable(pod, why, now))
             cluster.events.say(pod, "FailedScheduling", why, source=SOURCE, warning=True)
             return
-        node = node or self._first()
         pod = _states.bound(pod, node, now)
         cluster.put_pod(pod)
         message = f"Successfully assigned {meta['namespace']}/{meta['name']} to {node}"
@@ -86,11 +84,11 @@ class Scheduler:
         """
         if self._filters:
             why = _facts.condition(pod, "PodScheduled").get("message", "it was not looked at yet")
-            raise ValueError(
-                f"pod {pod['metadata']['name']} has no node: {why}; schedule() gives it one that "
-                "does not fit"
-            )
-        return self._first()
+            raise ValueError(f"pod {pod['metadata']['name']} has no node: {why}")
+        nodes = self._cluster.store.list(NODES)
+        if not nodes:
+            raise LookupError("there is no node; add one with nodes.add(...)")
+        return str(nodes[0]["metadata"]["name"])
 
     def _missing_claim(self, pod: Json) -> str:
         """Return the message for a volume whose claim does not exist; empty if there is none."""
@@ -100,11 +98,6 @@ class Scheduler:
             if name and self._cluster.store.find(CLAIMS, namespace, name) is None:
                 return f'persistentvolumeclaim "{name}" not found'
         return ""
-
-    def _first(self) -> str:
-        for node in self._cluster.store.list(NODES):
-            return str(node["metadata"]["name"])
-        raise LookupError("there is no node; add one with nodes.add(...)")
 
     def _heard(self, change: Change) -> None:
         leaves = change.resource is PODS and (

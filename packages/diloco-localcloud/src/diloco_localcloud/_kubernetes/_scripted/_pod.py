@@ -110,11 +110,6 @@ class ScriptedPod:
         with self._kubelet.at(self._meta) as pod:
             self._kubelet.end(pod, 128, reason="StartError", message=text)
 
-    def schedule(self) -> None:
-        """Give it a node; of declared nodes, the first if it fits on none."""
-        with self._kubelet.at(self._meta):
-            self._kubelet.scheduler.bind(self._meta, anyway=True)
-
     def image_error(self, reason: str = "ImagePullBackOff", message: str | None = None) -> None:
         """Make the pull of its image fail.
 

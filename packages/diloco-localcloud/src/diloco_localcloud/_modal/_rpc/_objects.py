@@ -83,6 +83,19 @@ class Objects(Rpcs):
         if "keys" in metadata.DESCRIPTOR.fields_by_name:  # some versions of the client lack it
             metadata.keys.extend(sorted(secret.values))
 
+    def _serve_secret_list(self, request: Any, _: Context) -> Any:
+        environment = self._workspace.environment(request.environment_name)
+        answer = api_pb2.SecretListResponse(environment_name=environment)
+        before = request.pagination.created_before
+        kept = [secret for secret in self._workspace.secrets.values() if secret.name]
+        for secret in kept[::-1]:
+            if secret.environment == environment and (not before or secret.created < before):
+                item = answer.items.add(
+                    label=secret.name, created_at=secret.created, secret_id=secret.secret_id
+                )
+                self._describe(item.metadata, secret)
+        return answer
+
     def _serve_image_get_or_create(self, _: Any, __: Context) -> Any:
         answer = api_pb2.ImageGetOrCreateResponse(image_id=self._workspace.ids.make("im"))
         answer.result.status = api_pb2.GenericResult.GENERIC_STATUS_SUCCESS

@@ -55,12 +55,6 @@ class ScriptedCall(HeldCall):
         """Kill its container because it has used up its memory."""
         self._finish(Result(Status.KERNEL_OOM_KILL, message=message))
 
-    def init_failure(self, exception: BaseException) -> None:
-        """Start its container, and make the import of the function's module fail."""
-        self.start()
-        payload = Payload(pickle.dumps(exception, 4))
-        self._finish(Result(Status.INIT_FAILURE, payload, repr(exception)))
-
     def break_down(self, message: str = "Internal error in the scheduler") -> None:
         """Fail the call with an internal failure of Modal's, whether it runs or not."""
         with self._workspace.lock:
