@@ -11,15 +11,8 @@ from dataclasses import dataclass
 from ._http import CutError
 
 KINDS = (
-    "throttle",
-    "server_error",
-    "unavailable",
-    "unauthorized",
-    "forbidden",
-    "expired",
-    "cut",
-    "ambiguous",
-    "delay",
+    *("throttle", "server_error", "unavailable", "unauthorized", "forbidden", "expired"),
+    *("cut", "ambiguous", "delay"),
 )
 
 

@@ -41,42 +41,23 @@ def make() -> tuple[ssl.SSLContext, str]:
 
 
 def _make(folder: Path) -> tuple[ssl.SSLContext, str]:
-    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    authority = [
-        "-addext",
-        "basicConstraints=critical,CA:TRUE",
-        "-addext",
-        "keyUsage=critical,keyCertSign,cRLSign",
-    ]
+    key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+    authority = (
+        "-addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign,cRLSign"
+    )
+    signing = "-CA ca.pem -CAkey ca.key -CAcreateserial -extfile extensions"
     (folder / "extensions").write_text(_EXTENSIONS)
-    _openssl(
-        folder,
-        "req",
-        "-x509",
-        *key,
-        "-keyout",
-        "ca.key",
-        "-out",
-        "ca.pem",
-        "-days",
-        "30",
-        "-subj",
-        "/CN=stand-in CA",
-        *authority,
-    )
-    _openssl(
-        folder, "req", *key, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=stand-in"
-    )
-    signing = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "extensions"]
-    _openssl(
-        folder, "x509", "-req", "-in", "server.csr", "-out", "server.pem", "-days", "30", *signing
-    )
+    own = ("-keyout", "ca.key", "-out", "ca.pem", "-days", "30", "-subj", "/CN=stand-in CA")
+    _openssl(folder, f"req -x509 {key} {authority}", *own)
+    _openssl(folder, f"req {key} -keyout server.key -out server.csr -subj /CN=stand-in")
+    _openssl(folder, f"x509 -req -in server.csr -out server.pem -days 30 {signing}")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "server.pem", folder / "server.key")
     return context, (folder / "ca.pem").read_text()
 
 
-def _openssl(folder: Path, *words: str) -> None:
+def _openssl(folder: Path, command: str, *more: str) -> None:
+    words = [*command.split(), *more]
     try:
         subprocess.run(
             ["openssl", *words], cwd=folder, check=True, capture_output=True, text=True, timeout=60

@@ -16,35 +16,12 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 _PREFIX = "pod-security.kubernetes.io/"
-_DEFAULT_CAPABILITIES = frozenset(
-    [
-        "AUDIT_WRITE",
-        "CHOWN",
-        "DAC_OVERRIDE",
-        "FOWNER",
-        "FSETID",
-        "KILL",
-        "MKNOD",
-        "NET_BIND_SERVICE",
-        "SETFCAP",
-        "SETGID",
-        "SETPCAP",
-        "SETUID",
-        "SYS_CHROOT",
-    ]
+_CAPABILITIES = (
+    "AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID KILL MKNOD NET_BIND_SERVICE SETFCAP SETGID "
+    "SETPCAP SETUID SYS_CHROOT"
 )
-_VOLUMES = frozenset(
-    [
-        "configMap",
-        "csi",
-        "downwardAPI",
-        "emptyDir",
-        "ephemeral",
-        "persistentVolumeClaim",
-        "projected",
-        "secret",
-        "name",
-    ]
+_VOLUMES = (
+    "configMap csi downwardAPI emptyDir ephemeral persistentVolumeClaim projected secret name"
 )
 
 
@@ -87,7 +64,7 @@ def _baseline(spec: Json) -> Iterator[str]:
         yield f"privileged ({_named(names)} must not set securityContext.privileged=true)"
     for name, context in containers:
         added = (context.get("capabilities") or {}).get("add") or []
-        if odd := [capability for capability in added if capability not in _DEFAULT_CAPABILITIES]:
+        if odd := [capability for capability in added if capability not in _CAPABILITIES.split()]:
             listed = ", ".join(f'"{capability}"' for capability in odd)
             yield (
                 f"non-default capabilities ({_named([name])} must not include {listed} in "
@@ -101,52 +78,39 @@ def _restricted(spec: Json) -> Iterator[str]:
     containers = _containers(spec)
     of_pod = spec.get("securityContext") or {}
     for volume in spec.get("volumes") or []:
-        if odd := sorted(volume.keys() - _VOLUMES):
+        if odd := sorted(volume.keys() - set(_VOLUMES.split())):
             kind = f'uses restricted volume type "{odd[0]}"'
             yield f'restricted volume types (volume "{volume["name"]}" {kind})'
-    names = [
+    if names := [
         name for name, context in containers if context.get("allowPrivilegeEscalation") is not False
-    ]
-    if names:
-        yield (
-            f"allowPrivilegeEscalation != false ({_named(names)} must set "
-            "securityContext.allowPrivilegeEscalation=false)"
-        )
-    names = [
+    ]:
+        field = "securityContext.allowPrivilegeEscalation=false"
+        yield f"allowPrivilegeEscalation != false ({_named(names)} must set {field})"
+    if names := [
         name
         for name, context in containers
         if "ALL" not in ((context.get("capabilities") or {}).get("drop") or [])
-    ]
-    if names:
-        yield (
-            f"unrestricted capabilities ({_named(names)} must set "
-            'securityContext.capabilities.drop=["ALL"])'
-        )
-    names = [
+    ]:
+        field = 'securityContext.capabilities.drop=["ALL"]'
+        yield f"unrestricted capabilities ({_named(names)} must set {field})"
+    if names := [
         name
         for name, context in containers
         if context.get("runAsNonRoot", of_pod.get("runAsNonRoot")) is not True
-    ]
-    if names:
-        yield (
-            f"runAsNonRoot != true (pod or {_named(names)} must set "
-            "securityContext.runAsNonRoot=true)"
-        )
+    ]:
+        field = "securityContext.runAsNonRoot=true"
+        yield f"runAsNonRoot != true (pod or {_named(names)} must set {field})"
     if of_pod.get("runAsUser") == 0:
         yield "runAsUser=0 (pod must not set runAsUser=0)"
-    profile = of_pod.get("seccompProfile")
-    names = [
+    profile = of_pod.get("seccompProfile") or {}
+    if names := [
         name
         for name, context in containers
-        if (context.get("seccompProfile") or profile or {}).get("type")
+        if (context.get("seccompProfile") or profile).get("type")
         not in ("RuntimeDefault", "Localhost")
-    ]
-    if names:
-        yield (
-            f"seccompProfile (pod or {_named(names)} must set securityContext.seccompProfile.type "
-            "to "
-            '"RuntimeDefault" or "Localhost")'
-        )
+    ]:
+        field = 'securityContext.seccompProfile.type to "RuntimeDefault" or "Localhost"'
+        yield f"seccompProfile (pod or {_named(names)} must set {field})"
 
 
 def _containers(spec: Json) -> list[tuple[str, Json]]:

@@ -14,22 +14,9 @@ MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 
 # The lists that a strategic merge joins item by item, by the names of their fields.
-_JOINED = frozenset(
-    [
-        "containers",
-        "initContainers",
-        "ephemeralContainers",
-        "env",
-        "volumes",
-        "volumeMounts",
-        "ports",
-        "imagePullSecrets",
-        "hostAliases",
-        "ownerReferences",
-        "conditions",
-        "topologySpreadConstraints",
-        "secrets",
-    ]
+_JOINED = (
+    "containers initContainers ephemeralContainers env volumes volumeMounts ports "
+    "imagePullSecrets hostAliases ownerReferences conditions topologySpreadConstraints secrets"
 )
 _SETS = {"finalizers"}
 
@@ -67,7 +54,7 @@ def merge(document: Any, patch: Any) -> Any:
 def _strategic(document: Any, patch: Json) -> Json:
     result = dict(document) if isinstance(document, dict) else {}
     for key, value in patch.items():
-        if key.startswith("$") or (key in _JOINED and isinstance(value, list)):
+        if key.startswith("$") or (key in _JOINED.split() and isinstance(value, list)):
             raise _refusals.bad_request(
                 f"the stand-in does not serve {key} in strategic merge patches: send a patch of "
                 f"type {MERGE}"

@@ -12,25 +12,12 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
+# Besides the name and the namespace.
 _FIELDS = {
-    "Pod": (
-        "metadata.name",
-        "metadata.namespace",
-        "spec.nodeName",
-        "spec.restartPolicy",
-        "status.phase",
-    ),
-    "Job": ("metadata.name", "metadata.namespace", "status.successful"),
-    "Event": (
-        "metadata.name",
-        "metadata.namespace",
-        "involvedObject.kind",
-        "involvedObject.name",
-        "involvedObject.namespace",
-        "involvedObject.uid",
-        "reason",
-        "type",
-    ),
+    "Pod": "spec.nodeName spec.restartPolicy status.phase",
+    "Job": "status.successful",
+    "Event": "involvedObject.kind involvedObject.name involvedObject.namespace involvedObject.uid "
+    "reason type",
 }
 
 
@@ -50,7 +37,7 @@ def by_fields(selector: str, kind: str) -> Callable[[Json], bool]:
     Raises:
         ApiError: 400, this kind cannot be selected by one of the fields.
     """
-    allowed = _FIELDS.get(kind, ("metadata.name", "metadata.namespace"))
+    allowed = ("metadata.name", "metadata.namespace", *_FIELDS.get(kind, "").split())
     tests: list[tuple[str, str]] = []
     for part in _parts(selector):
         match = re.fullmatch(r"([^=!]+)==?(.*)", part)

@@ -175,23 +175,18 @@ def _data_keys(resource: Resource, obj: Json) -> Iterable[_names.Cause]:
     return _names.data_keys(obj) if holds else ()
 
 
+_KEPT = (
+    "name namespace uid creationTimestamp generation deletionTimestamp deletionGracePeriodSeconds"
+)
+
+
 def _kept(old: Json, new: Json) -> Json:
     """Return the new metadata with the old values of the fields that a client cannot change."""
     meta = {key: value for key, value in new.items() if value is not None}
-    for field in (
-        "name",
-        "namespace",
-        "uid",
-        "creationTimestamp",
-        "generation",
-        "deletionTimestamp",
-    ):
+    for field in _KEPT.split():
         meta.pop(field, None)
         if field in old:
             meta[field] = old[field]
-    meta.pop("deletionGracePeriodSeconds", None)
-    if "deletionGracePeriodSeconds" in old:
-        meta["deletionGracePeriodSeconds"] = old["deletionGracePeriodSeconds"]
     meta["resourceVersion"] = old["resourceVersion"]
     return meta
 

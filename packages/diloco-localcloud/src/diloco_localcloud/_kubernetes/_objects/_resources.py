@@ -52,10 +52,7 @@ ACCESS_REVIEWS = Resource(
     verbs=("create",),
 )
 KUEUE = "kueue.x-k8s.io"
-KUEUE_VERSIONS = (
-    "v1beta1",
-    "v1beta2",
-)  # a real Kueue serves one or both of them; a stand-in one
+KUEUE_VERSIONS = ("v1beta1", "v1beta2")  # a real Kueue serves one or both of them; a stand-in one
 WORKLOADS = {
     version: Resource("workloads", "Workload", KUEUE, version, short=("wl",))
     for version in KUEUE_VERSIONS

@@ -96,12 +96,7 @@ class Store:
             meta["name"] = meta["generateName"][:58] + self.suffix()
         meta["uid"] = self.uid()
         meta["creationTimestamp"] = self._stamp()
-        for field in (
-            "deletionTimestamp",
-            "deletionGracePeriodSeconds",
-            "selfLink",
-            "resourceVersion",
-        ):
+        for field in ("deletionTimestamp", "deletionGracePeriodSeconds", "resourceVersion"):
             meta.pop(field, None)
         if "spec" in new:
             meta["generation"] = 1

@@ -2,22 +2,7 @@
 
 from __future__ import annotations
 
-_KNOWN_GPUS = [
-    "A10",
-    "A10G",
-    "A100",
-    "A100-40GB",
-    "A100-80GB",
-    "B200",
-    "B200+",
-    "H100",
-    "H100!",
-    "H200",
-    "L4",
-    "L40S",
-    "RTX-PRO-6000",
-    "T4",
-]
+_KNOWN_GPUS = "A10 A10G A100 A100-40GB A100-80GB B200 B200+ H100 H100! H200 L4 L40S RTX-PRO-6000 T4"
 
 
 class ModalHabits:
@@ -38,5 +23,5 @@ class ModalHabits:
         self.auto_start: float | None = None
         self.interrupt_seconds = 1.0
         self.grace_seconds = 30.0
-        self.gpus: set[str] = set(_KNOWN_GPUS)
+        self.gpus: set[str] = set(_KNOWN_GPUS.split())
         self.retention_seconds = 7 * 86400.0
