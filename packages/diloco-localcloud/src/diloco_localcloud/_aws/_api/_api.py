@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from ..._server._faults import Call, Calls, Faults, before
 from ..._server._http import CutError, Request, Response
 from ..._server._operations import operations
-from ..._server._rates import Rates
 from .._model import _check
 from .._model._refused import RefusedError, throttled
 from .._model._service import load
@@ -19,6 +18,7 @@ from . import _s3, _xml
 from ._account import Quotas, Registry
 from ._faults import REFUSALS, forbidden
 from ._logs import CloudWatchLogs
+from ._rates import Rates
 from ._sagemaker import SageMaker
 
 if TYPE_CHECKING:

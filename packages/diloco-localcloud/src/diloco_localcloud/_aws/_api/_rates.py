@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ._timeline import Timeline
+    from ..._server._timeline import Timeline
 
 
 class Rates:
