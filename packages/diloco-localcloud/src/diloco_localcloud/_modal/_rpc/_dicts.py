@@ -32,21 +32,15 @@ class DictOperations(Rpcs):
         environment = self._workspace.environment(request.environment_name)
         kind, name = request.object_creation_type, request.deployment_name
         item = self._dicts.named(environment, name)
-        if kind in (
-            api_pb2.OBJECT_CREATION_TYPE_CREATE_FAIL_IF_EXISTS,
-            api_pb2.OBJECT_CREATION_TYPE_EPHEMERAL,
-        ) or (item is None and kind == api_pb2.OBJECT_CREATION_TYPE_CREATE_IF_MISSING):
+        if kind == api_pb2.OBJECT_CREATION_TYPE_EPHEMERAL:
+            raise RefusedError("UNIMPLEMENTED", "the stand-in has no Dicts without a name")
+        if kind == api_pb2.OBJECT_CREATION_TYPE_CREATE_FAIL_IF_EXISTS or (
+            item is None and kind == api_pb2.OBJECT_CREATION_TYPE_CREATE_IF_MISSING
+        ):
             item = self._dicts.create(environment, name)
         if item is None:
             raise not_found(f"Dict '{name}' not found in environment '{environment}'")
         return api_pb2.DictGetOrCreateResponse(dict_id=item.dict_id, metadata=self._metadata(item))
-
-    def _serve_dict_get_by_id(self, request: Any, _: Context) -> Any:
-        item = self._dicts.by_id(request.dict_id)
-        return api_pb2.DictGetByIdResponse(dict_id=item.dict_id, metadata=self._metadata(item))
-
-    def _serve_dict_heartbeat(self, request: Any, _: Context) -> Any:
-        self._dicts.by_id(request.dict_id)
 
     def _serve_dict_list(self, request: Any, _: Context) -> Any:
         environment = self._workspace.environment(request.environment_name)
@@ -91,9 +85,6 @@ class DictOperations(Rpcs):
 
     def _serve_dict_len(self, request: Any, _: Context) -> Any:
         return api_pb2.DictLenResponse(len=self._dicts.count(request.dict_id))
-
-    def _serve_dict_clear(self, request: Any, _: Context) -> Any:
-        self._dicts.clear(request.dict_id)
 
     async def _serve_dict_contents(self, request: Any, _: Context) -> AsyncIterator[Any]:
         with self._workspace.lock:

@@ -26,7 +26,7 @@ class Dict:
 
     Attributes:
         dict_id: ``di-…``.
-        name: its name; empty for an unnamed one.
+        name: its name.
         environment: the environment to which it belongs.
         created: when it was created, in seconds since the epoch.
     """
@@ -53,7 +53,7 @@ class Dicts:
 
     def named(self, environment: str, name: str) -> Dict | None:
         """Return the Dict of a name; None if there is none."""
-        matches = (item for item in self._dicts.values() if name and item.name == name)
+        matches = (item for item in self._dicts.values() if item.name == name)
         return next((item for item in matches if item.environment == environment), None)
 
     def by_id(self, dict_id: str) -> Dict:
@@ -67,12 +67,11 @@ class Dicts:
         return self._dicts[dict_id]
 
     def listed(self, environment: str, before: float) -> list[Dict]:
-        """Return the named Dicts of an environment, newest first.
+        """Return the Dicts of an environment, newest first.
 
         If ``before`` is given, only those that were created before that time.
         """
-        kept = [item for item in self._dicts.values() if item.name]
-        kept = [item for item in kept if item.environment == environment]
+        kept = [item for item in self._dicts.values() if item.environment == environment]
         kept = [item for item in kept if not before or item.created < before]
         return kept[::-1]
 
@@ -128,14 +127,6 @@ class Dicts:
         """
         entry = self._fresh(dict_id).pop(key, None)
         return None if entry is None else entry.value
-
-    def clear(self, dict_id: str) -> None:
-        """Take all entries out.
-
-        Raises:
-            RefusedError: there is no such Dict.
-        """
-        self._fresh(dict_id).clear()
 
     def contents(self, dict_id: str) -> list[tuple[bytes, bytes]]:
         """Return keys and values, in the order in which they were first written.
