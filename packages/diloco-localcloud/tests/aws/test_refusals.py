@@ -64,16 +64,17 @@ def test_an_unknown_type_of_instance_and_what_is_allowed(lab):
 
 def test_every_pattern_of_a_create_compiles():
     model = load("sagemaker")
-    seen, to_see = set(), [model.input("CreateTrainingJob")]
+    seen, to_see = set(), [model.operation_model("CreateTrainingJob").input_shape]
     while to_see:
-        name = to_see.pop()
-        if name in seen:
+        shape = to_see.pop()
+        if shape.name in seen:
             continue
-        seen.add(name)
-        shape = model.shapes[name]
-        compiled(shape.get("pattern", ""))
-        to_see += [member["shape"] for member in shape.get("members", {}).values()]
-        to_see += [shape[part]["shape"] for part in ("member", "key", "value") if part in shape]
+        seen.add(shape.name)
+        compiled(shape.metadata.get("pattern", ""))
+        to_see += getattr(shape, "members", {}).values()
+        to_see += [
+            getattr(shape, part) for part in ("member", "key", "value") if hasattr(shape, part)
+        ]
     assert len(seen) > 100
 
 

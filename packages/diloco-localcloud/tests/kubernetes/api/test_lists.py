@@ -140,6 +140,13 @@ def test_a_watch_sees_what_comes_and_goes(clients):
     assert seen[-1][0] == "DELETED"
 
 
+def test_a_watch_that_would_list_is_refused_so_that_clients_list_themselves(clients):
+    query = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
+    answer, _ = clients.raw("GET", f"/api/v1/namespaces/ns/pods?{query}")
+    assert (answer["code"], answer["reason"]) == (422, "Invalid")
+    assert "sendInitialEvents: Forbidden" in answer["message"]
+
+
 def test_to_leave_the_selection_is_to_be_deleted(clients):
     clients.core.create_namespaced_pod(namespace="ns", body=plain_pod("one", a="1"))
     version = clients.core.list_namespaced_pod(namespace="ns").metadata.resource_version

@@ -39,24 +39,17 @@ def test_access_reviews(verb, resource, namespace):
     assert found["spec"]["resourceAttributes"] == {k: v for k, v in wanted.items() if v}
 
 
-@given(st.integers(-(2**63), 2**63 - 1), st.booleans())
-def test_delete_options(seconds, orphan):
-    raw = (
-        varint(1 << 3)
-        + varint(seconds % 2**64)
-        + varint(3 << 3)
-        + varint(int(orphan))
-        + text(4, "Foreground")
-    )
-    raw += text(2, text(1, "u")) + text(5, "All")
-    assert _protobuf.decode(envelope("DeleteOptions", raw)) == {
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_evictions(seconds):
+    options = varint(1 << 3) + varint(seconds % 2**64) + text(4, "Foreground") + text(5, "All")
+    assert _protobuf.decode(envelope("Eviction", text(2, options))) == {
         "apiVersion": "v1",
-        "kind": "DeleteOptions",
-        "gracePeriodSeconds": seconds,
-        "orphanDependents": orphan,
-        "propagationPolicy": "Foreground",
-        "preconditions": {"uid": "u"},
-        "dryRun": ["All"],
+        "kind": "Eviction",
+        "deleteOptions": {
+            "gracePeriodSeconds": seconds,
+            "propagationPolicy": "Foreground",
+            "dryRun": ["All"],
+        },
     }
 
 

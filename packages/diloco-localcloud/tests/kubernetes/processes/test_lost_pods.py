@@ -50,3 +50,14 @@ def test_a_forced_delete_ends_the_processes_too(clients, stand_in, run):
     clients.core.delete_namespaced_pod(name=forced.name, namespace="ns", grace_period_seconds=0)
     stand_in.pods.wait_for(lambda: forced.json is None and not forced.pids, PATIENCE)
     assert not alive(pid)
+
+
+def test_the_options_of_an_eviction_are_obeyed(clients, stand_in, run):
+    run(SLEEP, grace=600, backoffLimitPerIndex=1)
+    up(clients, stand_in)
+    held = stand_in.pods.newest("run", 0, "ns")
+    where = {"name": held.name, "namespace": "ns"}
+    for options, grace in (({"dryRun": ["All"]}, None), ({"gracePeriodSeconds": 599}, 599)):
+        eviction = {"metadata": where, "deleteOptions": options}
+        clients.core.create_namespaced_pod_eviction(**where, body=eviction)
+        assert held.json["metadata"].get("deletionGracePeriodSeconds") == grace

@@ -9,7 +9,7 @@ from ._patterns import compiled
 from ._refused import RefusedError, invalid, wrong_parameter
 
 if TYPE_CHECKING:
-    from ._service import Service
+    from botocore.model import ServiceModel, Shape
 
 Json = dict[str, Any]
 
@@ -27,7 +27,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def check(service: Service, operation: str, request: Json) -> None:
+def check(service: ServiceModel, operation: str, request: Json) -> None:
     """Check a request against the model: types, required members, lengths, ranges, patterns, enums.
 
     Members that the model does not have are ignored, as AWS ignores them.
@@ -37,30 +37,29 @@ def check(service: Service, operation: str, request: Json) -> None:
             ``InvalidParameterException``) that lists everything that is wrong, or a
             ``SerializationException``.
     """
-    shape = service.input(operation)
-    wrong = [] if shape is None else list(_violations(service, shape, request, ""))
+    shape = service.operation_model(operation).input_shape
+    wrong = [] if shape is None else list(_violations(shape, request, ""))
     if wrong:
         s = "s" if len(wrong) > 1 else ""
         message = f"{len(wrong)} validation error{s} detected: {'; '.join(wrong)}"
-        raise wrong_parameter(message) if service.name == "logs" else invalid(message)
+        raise wrong_parameter(message) if service.service_name == "logs" else invalid(message)
 
 
-def _violations(service: Service, shape: str, value: Any, path: str) -> Iterator[str]:
+def _violations(shape: Shape, value: Any, path: str) -> Iterator[str]:
     """Yield what is wrong with a value and its parts.
 
     Of a map AWS words it otherwise: it names the whole map, and all rules of its keys or values.
     """
-    model = service.shapes[shape]
-    kind = model["type"]
-    if value is not None and not _is_a(value, kind):
+    if value is not None and not _is_a(value, shape.type_name):
+        where = path or "the request"
         raise RefusedError(
-            "SerializationException", f"{path or 'the request'} must be of type {kind}, not {value}"
+            "SerializationException", f"{where} must be of type {shape.type_name}, not {value}"
         )
-    for rule in _broken(model, value):
+    for rule in _broken(shape, value):
         shown = "null" if value is None else f"'{value}'"
         yield f"Value {shown} at '{path}' failed to satisfy constraint: Member must {rule}"
-    for part, below, item in _parts(model, value):
-        yield from _violations(service, below, item, f"{path}.{part}".lstrip("."))
+    for part, below, item in _parts(shape, value):
+        yield from _violations(below, item, f"{path}.{part}".lstrip("."))
 
 
 def _is_a(value: object, kind: str) -> bool:
@@ -69,27 +68,29 @@ def _is_a(value: object, kind: str) -> bool:
     return isinstance(value, _TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
 
 
-def _parts(model: Json, value: Any) -> Iterator[tuple[str, str, Any]]:
+def _parts(shape: Any, value: Any) -> Iterator[tuple[str, Shape, Any]]:
     """Yield (name in a path, shape, value) of what a value consists of.
 
     A required member that is missing is among them, as None.
     """
-    if model["type"] == "structure":
-        for name, member in model["members"].items():
-            if value.get(name) is not None or name in model.get("required", ()):
-                yield name[:1].lower() + name[1:], member["shape"], value.get(name)
-    elif model["type"] == "list":
+    if value is None:
+        return
+    if shape.type_name == "structure":
+        for name, member in shape.members.items():
+            if value.get(name) is not None or name in shape.required_members:
+                yield name[:1].lower() + name[1:], member, value.get(name)
+    elif shape.type_name == "list":
         for number, item in enumerate(value, 1):
-            yield f"{number}.member", model["member"]["shape"], item
-    elif model["type"] == "map":
+            yield f"{number}.member", shape.member, item
+    elif shape.type_name == "map":
         for key, item in value.items():
-            yield key, model["key"]["shape"], key
-            yield key, model["value"]["shape"], item
+            yield key, shape.key, key
+            yield key, shape.value, item
 
 
-def _broken(model: Json, value: Any) -> Iterator[str]:
+def _broken(shape: Shape, value: Any) -> Iterator[str]:
     """Yield the rules of a shape that a value breaks."""
-    kind = model["type"]
+    kind, model = shape.type_name, shape.metadata
     if value is None:
         yield "not be null"
         return

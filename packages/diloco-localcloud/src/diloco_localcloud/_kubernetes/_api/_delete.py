@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from .._objects import _refusals, _resources
-from .._pods import _states
-from . import _protobuf
-from ._checks import _shape
+from ._checks import _names, _shape
 from ._numbers import whole
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ..._server._http import Request
     from .._control._cluster import Cluster
     from ._route import Route
 
 Json = dict[str, Any]
 
+_POLICIES = ["Background", "Foreground", "Orphan"]
 
-def one(cluster: Cluster, request: Request, route: Route) -> Json:
-    """Delete one object, as DELETE does; under the lock.
+
+def one(cluster: Cluster, request: Request, route: Route, body: Json) -> Json:
+    """Delete one object, as DELETE with this body does; under the lock.
 
     Raises:
         ApiError: 404, 409 for a precondition, 422 for a wrong policy.
     """
-    options = _options(request)
+    options = _options(request.query, body)
     resource = route.resource
     obj = cluster.store.get(resource, route.namespace, route.name)
     _check_preconditions(route, obj, options.get("preconditions") or {})
@@ -34,12 +35,13 @@ def one(cluster: Cluster, request: Request, route: Route) -> Json:
     return _delete(cluster, route, obj, options)
 
 
-def evict(cluster: Cluster, route: Route) -> Json:
-    """Evict a pod, as a POST to its eviction does."""
+def evict(cluster: Cluster, route: Route, body: Json) -> Json:
+    """Evict a pod, as a POST of this body to its eviction does."""
+    options = _options({}, body.get("deleteOptions") or {})
     pod = cluster.store.get(_resources.PODS, route.namespace, route.name)
-    now = cluster.timeline.stamp()
-    cluster.put_pod(_states.disrupted(pod, "EvictionByEvictionAPI", "Eviction API: evicting", now))
-    cluster.delete_pod(route.namespace, route.name)
+    if not options.get("dryRun"):
+        grace = options.get("gracePeriodSeconds")
+        cluster.disrupt(pod, "EvictionByEvictionAPI", "Eviction API: evicting", grace)
     return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
 
 
@@ -48,7 +50,7 @@ def _delete(cluster: Cluster, route: Route, obj: Json, options: Json) -> Json:
     namespace, name = meta.get("namespace", ""), meta["name"]
     removed = _refusals.success(resource.plural, resource.group, name, meta["uid"])
     if resource is _resources.JOBS:
-        last = cluster.delete_job(namespace, name, _policy(options))
+        last = cluster.delete_job(namespace, name, options["propagationPolicy"])
         return removed if cluster.store.find(resource, namespace, name) is None else last
     if resource is _resources.PODS:
         return cluster.delete_pod(namespace, name, options.get("gracePeriodSeconds")) or obj
@@ -68,42 +70,23 @@ def _terminating(cluster: Cluster, namespace: Json) -> Json:
     return new
 
 
-def _policy(options: Json) -> str:
-    policy = options.get("propagationPolicy")
-    if policy is None:
-        orphan = options.get("orphanDependents")
-        # The default of batch/v1, which lets the pods keep running.
-        return "Background" if orphan is False else "Orphan"
-    return str(policy)
-
-
-def _options(request: Request) -> Json:
-    options: Json = {}
-    if request.body:
-        if request.headers.get("content-type", "").startswith(_protobuf.MEDIA_TYPE):
-            body = _protobuf.decode(request.body)
-        else:
-            try:
-                body = json.loads(request.body)
-            except ValueError as wrong:
-                raise _refusals.bad_request(f"json parse error: {wrong}") from None
-        options = _shape.decode("DeleteOptions", {} if body is None else body)
-    for key in ("propagationPolicy", "dryRun"):
-        if key in request.query:
-            options[key] = request.query[key]
-    grace = whole(request.query, "gracePeriodSeconds")
+def _options(query: Mapping[str, str], body: Json) -> Json:
+    """Return the options that a body and a query name, the latter first."""
+    options = _shape.decode("DeleteOptions", body)
+    options |= {key: query[key] for key in ("propagationPolicy", "dryRun") if key in query}
+    grace = whole(query, "gracePeriodSeconds")
     if grace is not None:
         options["gracePeriodSeconds"] = grace
-    if "orphanDependents" in request.query:
-        options["orphanDependents"] = request.flag("orphanDependents")
-    policy = options.get("propagationPolicy")
-    if policy not in (None, "Background", "Foreground", "Orphan"):
-        words = (
-            f'Unsupported value: "{policy}": supported values: "Background", "Foreground", "Orphan"'
-        )
-        causes = [("propagationPolicy", "FieldValueNotSupported", words)]
-        raise _refusals.invalid("DeleteOptions", "meta.k8s.io", "", causes)
-    return options
+    policy = options.get("propagationPolicy", "Orphan")  # the default of batch/v1: pods go on
+    problems = []
+    if policy not in _POLICIES:
+        problems.append(_names.not_supported("propagationPolicy", policy, _POLICIES))
+    if "orphanDependents" in {*options, *query}:
+        words = "the stand-in serves propagationPolicy in its place"
+        problems.append(_names.forbidden("orphanDependents", words))
+    if problems:
+        raise _refusals.invalid("DeleteOptions", "meta.k8s.io", "", problems)
+    return {**options, "propagationPolicy": policy}
 
 
 def _check_preconditions(route: Route, obj: Json, wanted: Json) -> None:

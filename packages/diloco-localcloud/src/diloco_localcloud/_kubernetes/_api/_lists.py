@@ -90,8 +90,13 @@ def watched(cluster: Cluster, request: Request, route: Route) -> Response:
     since = request.query.get("resourceVersion", "")
     initial: list[Json] = []
     start = store.version
-    listing = request.flag("sendInitialEvents")
-    if since in ("", "0") or listing:
+    if request.flag("sendInitialEvents"):  # clients then list first
+        words = (
+            "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled"
+        )
+        problem = ("sendInitialEvents", "FieldValueForbidden", f"Forbidden: {words}")
+        raise _refusals.invalid("ListOptions", "meta.k8s.io", "", [problem])
+    if since in ("", "0"):
         initial = [_event("ADDED", obj) for obj in chosen(store, request, route)]
     elif not since.isascii() or not since.isdigit() or len(since) > 19:
         raise _refusals.bad_request(f'invalid resource version "{since}"')
@@ -100,8 +105,6 @@ def watched(cluster: Cluster, request: Request, route: Route) -> Response:
         oldest = store.changes[0].version if store.changes else store.version + 1
         if start < oldest - 1 and len(store.changes) == store.changes.maxlen:
             raise _refusals.gone(f"too old resource version: {start} ({oldest})")
-    if listing:
-        initial.append(_bookmark(route.resource, start, {"k8s.io/initial-events-end": "true"}))
     seconds = whole(request.query, "timeoutSeconds") or WATCH_SECONDS
     table = _tables.wanted(request)
     return Response(
@@ -124,7 +127,7 @@ def _stream(
     while True:
         for event in events:
             shown = event
-            if table and event["type"] != "BOOKMARK":
+            if table:
                 shown = {**event, "object": _tables.table(resource, [event["object"]], {})}
             yield json.dumps(shown, separators=(",", ":")).encode() + b"\n"
         with cluster.changed:
@@ -165,10 +168,3 @@ def _seen(change: Change, resource: Resource, test: Callable[[Json], bool]) -> J
 
 def _event(kind: str, obj: Json) -> Json:
     return {"type": kind, "object": obj}
-
-
-def _bookmark(resource: Resource, version: int, annotations: dict[str, str]) -> Json:
-    meta = {"resourceVersion": str(version), "annotations": annotations}
-    return _event(
-        "BOOKMARK", {"kind": resource.kind, "apiVersion": resource.api_version, "metadata": meta}
-    )

@@ -43,15 +43,12 @@ _ATTRIBUTES: Fields = {
 }
 _DELETE_OPTIONS: Fields = {
     1: ("gracePeriodSeconds", "number"),
-    2: ("preconditions", {1: ("uid", "text"), 2: ("resourceVersion", "text")}),
-    3: ("orphanDependents", "flag"),
     4: ("propagationPolicy", "text"),
     5: ("dryRun", ["text"]),
 }
 _STATUS: Fields = {3: ("status", "ignored")}
 # The bodies that `kubectl create KIND` and other commands of kubectl send.
 _KINDS: dict[str, Fields] = {
-    "DeleteOptions": _DELETE_OPTIONS,
     "Eviction": {**_OBJECT, 2: ("deleteOptions", _DELETE_OPTIONS)},
     "SelfSubjectAccessReview": {
         **_OBJECT,
@@ -123,7 +120,7 @@ def _put(document: Json, name: str, kind: Any, value: Any) -> None:
 
 
 def _value(value: Any, kind: Any) -> Any:
-    if isinstance(value, int) != (kind in ("flag", "number")):
+    if isinstance(value, int) != (kind == "number"):
         raise IndexError("a field is of another type")
     if isinstance(kind, dict):
         return _message(value, kind)
@@ -131,8 +128,6 @@ def _value(value: Any, kind: Any) -> Any:
         return value.decode()
     if kind == "base64":
         return base64.b64encode(value).decode()
-    if kind == "flag":
-        return bool(value)
     if kind == "number":  # int64, in two's complement
         return value - (1 << 64) if value >= 1 << 63 else value
     return value

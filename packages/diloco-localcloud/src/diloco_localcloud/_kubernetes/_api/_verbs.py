@@ -58,14 +58,14 @@ class Verbs:
                 return as_json(201, self._create(request, route, warnings), _warning(warnings))
             if verb == "patch":
                 return as_json(200, self._change(request, route))
-            return as_json(200, _delete.one(self._cluster, request, route))
+            return as_json(200, _delete.one(self._cluster, request, route, _body(request)))
 
     def _create(self, request: Request, route: Route, warnings: list[str]) -> Json:
         resource, body = route.resource, _body(request)
         if resource is _resources.ACCESS_REVIEWS:
             return _review.answer(self._access, body)
         if route.subresource == "eviction":
-            return _delete.evict(self._cluster, route)
+            return _delete.evict(self._cluster, route, body)
         if route.name:
             raise _refusals.method_not_allowed()
         _check_kind(resource, body)

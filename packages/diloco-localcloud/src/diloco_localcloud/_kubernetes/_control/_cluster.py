@@ -136,10 +136,10 @@ class Cluster:
         """Return whether the pod's node is lost."""
         return pod["spec"].get("nodeName") in self.lost
 
-    def disrupt(self, pod: Json, reason: str, message: str) -> None:
+    def disrupt(self, pod: Json, reason: str, message: str, grace: int | None = None) -> None:
         """Mark a pod with DisruptionTarget, and delete it."""
         self.put_pod(_states.disrupted(pod, reason, message, self.timeline.stamp()))
-        self.delete_pod(pod["metadata"]["namespace"], pod["metadata"]["name"])
+        self.delete_pod(pod["metadata"]["namespace"], pod["metadata"]["name"], grace)
 
     def release(self, pod: Json) -> None:
         """Take the Job controller's finalizer off a pod."""
