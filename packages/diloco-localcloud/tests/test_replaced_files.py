@@ -27,10 +27,8 @@ def link(path):
 
 def message(folder):
     (folder / "main").mkdir()
-    sandbox = Sandbox(None, "node", folder, {})
-    return folder / "main/0.termination", lambda: sandbox.message(
-        {"name": "main"}, failed=True, life=0
-    )
+    sandbox = Sandbox(None, folder, {})
+    return folder / "main/termination", lambda: sandbox.message({"name": "main"}, failed=True)
 
 
 def reason(folder):
