@@ -237,6 +237,7 @@ def test_a_trainer_that_is_not_there_is_named(trainer, module, function, text):
         ),
         ("def train(:", "invalid syntax"),
         ("a = {}\nWIDTH = a['width']", r"KeyError: 'width' \(.*needs_more.py, line 2"),
+        ("raise SystemExit(2)", r"it ends the program \(SystemExit: 2\) while it is imported"),
     ],
 )
 def test_a_module_that_cannot_be_imported_says_why_and_is_not_tried_again(

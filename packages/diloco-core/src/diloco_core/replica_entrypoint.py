@@ -28,10 +28,9 @@ from ._connect import Exchange, connect
 from ._errors import (
     AfterRunError,
     ConfigurationError,
+    CoreError,
     CorruptedObjectError,
     ObjectNotFoundError,
-    RendezvousError,
-    ReplicaLostError,
     RunExistsError,
     StoreUnavailableError,
 )
@@ -169,11 +168,11 @@ def _call(
 
 
 def _leave_out_own_frames(error: BaseException) -> None:
-    """End the traceback of a refusal or of another's failure where the trainer calls diloco.
+    """End the traceback of an error of ours where the trainer calls diloco.
 
     Its message says everything, and the twenty frames below would hide the trainer's line.
     """
-    if isinstance(error, ConfigurationError | RendezvousError | ReplicaLostError):
+    if isinstance(error, CoreError):
         trace, own_folder = error.__traceback__, str(Path(__file__).parent)
         while trace and trace.tb_next:
             if trace.tb_next.tb_frame.f_code.co_filename.startswith(own_folder):
@@ -220,10 +219,15 @@ def load_trainer(module: str, function: str) -> Callable[..., Any]:
         imported = importlib.import_module(module)
     except OSError:
         raise  # such as a download, which the next attempt may carry out
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         why = f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
-        if isinstance(error, SyntaxError):
+        if isinstance(error, SystemExit):
+            why = (
+                f"it ends the program (SystemExit: {error}) while it is imported. Put what only a "
+                'script does, such as parse_args(), below `if __name__ == "__main__":`'
+            )
+        elif isinstance(error, SyntaxError):
             why = f"SyntaxError: {error}: {(error.text or '').strip()}"
         elif isinstance(error, ModuleNotFoundError):
             # Missing is the trainer itself, or what it imports.
