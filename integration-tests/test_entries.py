@@ -14,12 +14,13 @@ from diloco_sagemaker._state import _handles as sagemaker
 PAGE = Path(__file__).parents[1] / "packages" / "diloco-protocol" / "docs" / "executors.md"
 _RECORD = SimpleNamespace(host="host", uid="uid", ranks=[0], run_id="run", world_size=1)
 _LAUNCH = {"app": "a", "function": "f", "environment": "e", "id": "1", "at": 1.0, "world_size": 1}
-_PLACE = (0, 1, 1, "default", "https://cluster")
+_PLACE = ("default", "https://cluster")
+_JOB = {"first_rank": 0, "ranks": [0], "run_id": "run", "world_size": 1, "fingerprint": "print"}
 HANDLES = {
     "diloco-local": local.handles_of(SimpleNamespace(path="runs"), _RECORD),
     "diloco-eks": [
-        *eks.make_handles("run", "uid", *_PLACE),
-        *eks.make_handles("run", "", *_PLACE, fingerprint="fingerprint"),
+        *eks.handles_of(SimpleNamespace(uid="uid", **_JOB), *_PLACE),
+        *eks.handles_of(SimpleNamespace(uid="", **_JOB), *_PLACE),
     ],
     "diloco-sagemaker": [sagemaker.make_handle("run", 0, 1, 1, "eu-west-1", "123456789012")],
     "diloco-modal": [modal.make_handle(_LAUNCH, 0, "fc-1", "run")],
