@@ -76,6 +76,7 @@ def test_what_is_written_again_must_be_the_same(tmp_path, monkeypatch, metadata,
         del sys.modules[name]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("delay", "fragments", "longest"), [("4", "1", 3), ("2", "2", 1), ("-1", "1", 3)]
 )

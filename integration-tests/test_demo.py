@@ -141,6 +141,7 @@ def test_a_failed_replica_is_named_and_the_others_are_ended(tmp_path):
     assert_nothing_runs(tmp_path)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -66,6 +66,7 @@ def names(cells):
 
 
 class TestPlanned:
+    @pytest.mark.sampled
     @pytest.mark.parametrize("cell", QUICK, ids=names(QUICK))
     def test_as_counted(self, scale, cell):
         assert disagreements(*scale.compare(*cell)) == {}
@@ -75,6 +76,7 @@ class TestPlanned:
     def test_as_counted_with_many_replicas_and_large_models(self, scale, cell):
         assert disagreements(*scale.compare(*cell)) == {}
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize(
         ("kind", "replicas", "parameters", "transfer", "s3"),
         [
@@ -104,6 +106,7 @@ class TestPlanned:
         )
         assert disagreements(found, plan) == {}
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("codec", ["bf16", "int8"])
     @pytest.mark.parametrize("kind", ["fixed", "sharded", "gather"])
     def test_with_a_codec(self, scale, kind, codec):
@@ -126,6 +129,7 @@ class TestPlanned:
         ):
             assert abs(planned - counted) < 0.02 * counted
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("kind", ["fixed", "sharded", "gather"])
     def test_with_clipping(self, scale, kind):
         found, plan = scale.compared(kind, 4, 8e6, clip="median")
@@ -136,6 +140,7 @@ class TestPlanned:
         ):
             assert abs(planned - counted) < 0.02 * counted
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("kind", ["fixed", "sharded", "gather"])
     def test_where_the_prefix_takes_few_requests(self, scale, kind):
         """A replica let through early looks for the others, so it makes more small requests."""
@@ -144,6 +149,7 @@ class TestPlanned:
         assert plan.seconds > 2 * scale.s3.S3().latency * plan.gets, "the rate decides"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("parameters", "replicas"), [(1e6, 6), (8e6, 4), (8e6, 8), (32e6, 4)])
 def test_auto_chooses_the_topology_that_is_found_quicker(scale, parameters, replicas):
     seconds, planned = {}, {}

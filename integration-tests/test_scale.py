@@ -217,6 +217,7 @@ publication, in which one replica sends 2 N + 4.
 
 
 class TestLaws:
+    @pytest.mark.sampled
     @pytest.mark.parametrize("kind", ["fixed", "sharded", "gather"])
     def test_reads_grow_with_the_replicas_and_no_faster(self, scale, kind):
         a, b = MOST_GETS[kind]

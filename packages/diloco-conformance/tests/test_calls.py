@@ -37,6 +37,7 @@ def direct_calls(source):
     return found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 def test_executors_are_called_by_way_of_within(path):
     assert not direct_calls(path.read_text(encoding="utf-8"))

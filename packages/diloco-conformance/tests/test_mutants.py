@@ -60,6 +60,7 @@ def run_fixed(name, mutant):
     return None
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", MUTANTS)
 def test_its_fixed_test_catches_it(name):
     mutant = MUTANTS[name]

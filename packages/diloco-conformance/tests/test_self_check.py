@@ -44,6 +44,7 @@ def test_a_right_one_passes():
     check_harness(lambda: ToyHarness(gang=True), "TestMine")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["PollFlips", "PlaceholderLogs", "OnlyRankZeroCanBeCancelled"])
 def test_what_the_executor_does_wrong_is_left_to_the_tests(name):
     mutant = MUTANTS[name]

@@ -123,6 +123,7 @@ class TestTheTruth:
 
 
 class TestWhatIsDone:
+    @pytest.mark.sampled
     @pytest.mark.parametrize("only", ["launch", "observe", "cancel", "purge", "logs"])
     def test_a_disturbance_does_not_disturb(self, only):
         class Mine(ToyHarness):
@@ -225,6 +226,7 @@ WRONG_TYPES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "value"), [(name, value) for name, values in WRONG_TYPES.items() for value in values]
 )

@@ -77,6 +77,7 @@ def test_any_exchange_is_the_exact_mean_in_rank_order(kind, case):
             assert torch.equal(tensor, wanted)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["threads", "memory", "folder"])
 def test_many_means_in_a_row(kind, tmp_path):
     def replica(exchange):

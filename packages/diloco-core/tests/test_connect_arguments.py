@@ -163,6 +163,7 @@ def test_a_number_does_not_say_whether_to_resume(tmp_path, kind):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", [each for each in SEEN if each not in ELASTIC_ONLY])
 def test_what_an_exchange_was_given_is_what_it_has(tmp_path, kind, name):

@@ -93,6 +93,7 @@ def test_tables_of_manifests(tmp_path, membership, request):
     assert all("manifest" in text for text in said)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("membership", ["fixed", "sharded", "gather"])
 @pytest.mark.parametrize("content", [b"", b"stray"])
 def test_a_huge_number_in_a_name_costs_nothing(tmp_path, membership, content):

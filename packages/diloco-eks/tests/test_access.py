@@ -107,6 +107,7 @@ REFUSALS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("right", REFUSALS)
 def test_every_refusal_is_named(bench, right):
     run = bench.launch(1)

@@ -88,6 +88,7 @@ def lines_of(cluster, tmp_path):
         yield lambda **options: executor.log_iter(handle, **options)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("stamps", "breaks_after", "ahead"),
     [

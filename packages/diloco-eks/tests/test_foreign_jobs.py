@@ -97,6 +97,7 @@ def test_a_job_that_diloco_has_not_launched(bench, verb, labels, uid):
     assert job_of(bench, "run-1") is not None
 
 
+@pytest.mark.sampled
 def test_a_job_of_another_run(bench, verb):
     """Whose uid the handle has, and whose name it has not."""
     one, two = bench.launch(1, run_id="one"), bench.launch(1, run_id="two")
@@ -113,6 +114,7 @@ def test_a_job_of_another_run(bench, verb):
         assert job_of(bench, "two") == before
 
 
+@pytest.mark.sampled
 def test_another_namespace(bench, verb):
     bench.create("/api/v1/namespaces", {"metadata": {"name": "team"}})
     theirs = bench.launch(1, executor=bench.executor(namespace="team"), start=False)
@@ -164,6 +166,7 @@ def unheard(bench, **options):
     return executor, list(caught.value.survivors)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("whose", ["not diloco's", "another launch's"])
 def test_a_survivor_of_an_unknown_launch_ends_nobody_elses_job(bench, verb, whose):
     executor, survivors = unheard(bench)
@@ -197,6 +200,7 @@ def odd(bench, name, *, labels=None, annotations=None, completions=2):
     bench.create("/apis/batch/v1/namespaces/default/jobs", body)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("labels", "annotations"),
     [
@@ -312,6 +316,7 @@ def test_a_job_that_was_changed_is_not_called_gone(bench, verb, changed):
             verb(executor, run.handles[0])
 
 
+@pytest.mark.sampled
 def test_a_job_without_its_fingerprint_is_not_called_gone(bench, verb):
     """By the handle of a survivor, which has no uid."""
     executor, survivors = unheard(bench)
@@ -321,6 +326,7 @@ def test_a_job_without_its_fingerprint_is_not_called_gone(bench, verb):
         verb(executor, survivors[0])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("find", ["attach", "exists", "cancel_run"])
 @pytest.mark.parametrize("changed", CHANGES)
 def test_a_job_that_was_changed_is_not_called_unknown(bench, find, changed):
@@ -330,6 +336,7 @@ def test_a_job_that_was_changed_is_not_called_unknown(bench, find, changed):
         getattr(bench.executor(), find)("run-1")
 
 
+@pytest.mark.sampled
 def test_a_job_without_any_of_our_marks_is_not_called_gone(bench, verb):
     executor, survivors = unheard(bench)
     somebody_elses(bench, "run-1")
@@ -337,6 +344,7 @@ def test_a_job_without_any_of_our_marks_is_not_called_gone(bench, verb):
         verb(executor, survivors[0])
 
 
+@pytest.mark.sampled
 def test_pods_that_live_on_after_their_job_are_named(bench, verb):
     """A Job that is deleted without a propagation policy leaves its pods."""
     run = bench.launch(2)

@@ -113,6 +113,7 @@ def test_a_deleted_pod_costs_a_restart(punctual_bench):
     assert run.describe(0).reason == "platform"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("why", ["image", "secret", "creating"])
 def test_what_never_ran_is_pending_until_it_is_cancelled(bench, why):
     run = bench.launch(1, start=False)

@@ -56,6 +56,7 @@ def test_a_token_that_is_renewed(bench, inside, account):
     assert inside.list_runs() == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("content", "error", "words"),
     [

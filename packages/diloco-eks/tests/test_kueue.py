@@ -193,6 +193,7 @@ VERBS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_queue_that_is_not_there_is_refused(bench, verb):
     with pytest.raises(InvalidRequestError, match=r"queue='none': there is no such LocalQueue"):

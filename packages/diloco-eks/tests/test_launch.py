@@ -415,6 +415,7 @@ def test_numbers_reach_the_cluster_in_the_types_that_it_takes(bench):
     assert run.states() == ["pending"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("refusal", ["forbidden", "unauthorized"])
 @pytest.mark.parametrize("seen", [True, False])
 def test_a_job_whose_answer_was_lost_is_found_though_another_try_is_refused(bench, refusal, seen):

@@ -56,6 +56,7 @@ def test_more_lines_than_any_log_has(bench, number):
     assert run.executor.stream_logs(run.handles[0], n_lines=number) == "one\ntwo"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("since", [0, -5, -1e18, -1e300, 1e300])
 @pytest.mark.parametrize("follow", [False, True])
 def test_times_before_all_logs_and_after(bench, report, since, follow):
@@ -318,6 +319,7 @@ def node_says(monkeypatch):
     return say
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("words", [NO_LOG, FAULT])
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_passing_fault_of_a_node_loses_no_result(bench, report, tmp_path, node_says, words, kept):

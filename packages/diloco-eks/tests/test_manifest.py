@@ -251,6 +251,7 @@ MANY = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("launch", "setting"), MANY)
 @pytest.mark.parametrize("version", ["1.33", "1.35"])
 def test_the_schemas_of_kubernetes_agree(options_for, request_for, launch, setting, version):

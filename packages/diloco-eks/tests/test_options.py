@@ -82,6 +82,7 @@ _ALLOWED = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("value", [..., 5.5, b"bytes", {1: 2}, [None]], ids=str)
 @pytest.mark.parametrize("name", [each.name for each in fields(EKSOptions)])
 def test_whatever_is_given_is_refused_by_name_or_allowed(options_for, name, value):

@@ -70,6 +70,7 @@ def test_every_verb_waits_for_a_cluster_that_is_away(bench, report, kind, verb):
     assert VERBS[verb](executor, handle) == wanted
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_gives_up_in_time(bench, report, verb):
     (handle,) = ended(bench, report).handles
@@ -86,6 +87,7 @@ def test_a_verb_gives_up_in_time(bench, report, verb):
     assert most - 5 < bench.world.now() - begin <= most
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_follower_goes_on_where_it_was(bench, report, kind):
     run = bench.launch(1)

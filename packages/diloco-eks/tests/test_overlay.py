@@ -91,6 +91,7 @@ def test_merging_twice_is_merging_once(template):
     assert apply_overlay(once, overlay) == once
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("overlay", "what"),
     [

@@ -59,6 +59,7 @@ def refused(bench, request):
     return bench.executor(**options), words
 
 
+@pytest.mark.sampled
 def test_check_says_so_before(refused):
     executor, words = refused
     bad = {finding.subject: finding.message for finding in executor.check(2) if finding.ok is False}
@@ -66,6 +67,7 @@ def test_check_says_so_before(refused):
     assert "manifest" not in bad  # the Job itself is fine
 
 
+@pytest.mark.sampled
 def test_describe_says_so_afterwards(bench, refused):
     executor, words = refused
     run = bench.launch(2, start=False, executor=executor)

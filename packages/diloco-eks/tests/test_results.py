@@ -144,6 +144,7 @@ def test_exit_codes_reasons_and_messages_of_the_pods_are_told(bench, report):
     assert "Insufficient nvidia.com/gpu" in waiting.describe(0).message
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kept", [0.3, 0.7, 0.99])
 def test_a_damaged_report_concerns_its_rank_alone(bench, report, kept):
     """What a replica writes may be cut anywhere."""

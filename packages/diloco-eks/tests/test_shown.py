@@ -123,6 +123,7 @@ def test_a_value_under_the_name_of_a_secret_is_in_no_refusal(bench, name):
     assert secret not in str(caught.value)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("field", ["job_name", "namespace", "first_rank"])
 def test_what_a_handle_says_is_cut_in_errors(bench, field):
     run = bench.launch(1)

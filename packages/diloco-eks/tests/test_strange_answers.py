@@ -51,6 +51,7 @@ def executor(server, tmp_path):
         yield executor
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "body",
     [b"<html>log in</html>", b'{"items": ', b'{"n": ' + b"9" * 5000 + b"}", b"[" * 50_000, b"\xff"],
@@ -133,6 +134,7 @@ _NOT_ITS_OWN = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("status", "body"), _NOT_ITS_OWN.values(), ids=_NOT_ITS_OWN)
 def test_what_a_proxy_says_is_not_the_clusters_word(server, executor, status, body):
     server.status, server.body = status, body
@@ -240,6 +242,7 @@ ASK = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "answer",
     [

@@ -72,6 +72,7 @@ def check(tmp_path):
     return run
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "entrypoint", ["good_trainer:train", "good_trainer:Trainer.fit", "package_of_trainers:good"]
 )
@@ -93,6 +94,7 @@ def test_an_entrypoint_that_knows_its_arguments_is_asked(check, kwargs, words):
         check("choosy_trainer:train", kwargs)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("entrypoint", "words"),
     [
@@ -146,6 +148,7 @@ def test_what_a_module_prints_takes_bounded_memory(check):
     assert peak < 1 << 22
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("ends", "raised"),
     [

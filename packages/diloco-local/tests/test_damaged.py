@@ -168,6 +168,7 @@ def test_an_end_that_is_no_end_does_not_count(tmp_path):
     assert "'running' is no end" in status.message
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -270,6 +271,7 @@ IMPOSSIBLE = [
 OF_OUTCOMES = [("version", 99), ("reason", "preempted")]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("field", "value"), IMPOSSIBLE)
 def test_a_damaged_outcome_concerns_one_rank(ranks, field, value):
     outcome = ranks.files.attempt(1).outcome
@@ -299,6 +301,7 @@ def test_a_damaged_end_concerns_one_rank(ranks, field, value):
     assert str(final) in entry["error"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "most"), [("outcome", OUTCOME_BYTES), ("final", RECORD_BYTES), ("state", RECORD_BYTES)]
 )

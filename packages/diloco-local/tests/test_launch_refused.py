@@ -22,6 +22,7 @@ from diloco_protocol import (
 pytestmark = pytest.mark.processes
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -185,6 +186,7 @@ def test_a_disk_that_is_full_is_named(make, monkeypatch, nothing_survives):
     assert list((executor._root.path / "staging").iterdir()) == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("place", "name"),
     [(_check.subprocess, "Popen"), (_runs, "open_lock"), (LocalProcessExecutor, "_supervise")],

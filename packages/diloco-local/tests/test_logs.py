@@ -183,6 +183,7 @@ def read_tail(replica):
     return tail(replica, 100)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("read", [read_all, read_followed, read_tail])
 def test_a_line_without_end_takes_bounded_memory(tmp_path, read, monkeypatch):
     """Each of its 256 MiB is looked at once, or a quarter twice for a tail; one or so is held."""

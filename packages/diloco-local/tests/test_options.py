@@ -56,6 +56,7 @@ def test_values_that_are_refused(values, what):
         LocalProcessExecutor(**values)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("value", [..., 5.5, b"bytes", {1: 2}, [None]], ids=str)
 @pytest.mark.parametrize("name", [each.name for each in fields(LocalOptions)])
 def test_whatever_is_given_is_refused_by_name_or_allowed(name, value):

@@ -107,6 +107,7 @@ def test_who_was_replaced_is_not_started_again(make):
     assert (result["status"], result["exit_code"], result["attempt"]) == ("failed", 79, 1)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("options", "told"),
     [({}, "0"), ({"max_restarts": 2}, "1"), ({"world_size": 2, "max_restarts": 2}, None)],

@@ -226,6 +226,7 @@ def test_what_is_left_of_all_three_is_running_until_it_is_gone(waiting, watch, u
     assert not entrypoint.alive()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("replace", [lambda wake: None, Path.touch, Path.mkdir])
 def test_a_run_whose_fifo_is_gone_can_be_cancelled(waiting, watch, replace):
     run = waiting()

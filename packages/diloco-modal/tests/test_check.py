@@ -53,6 +53,7 @@ def test_what_no_call_has_told_is_not_known(check, lab):
     assert lab.executor().list_runs() == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("place", "words"),
     [

@@ -79,6 +79,7 @@ def test_a_default_environment_without_a_name_is_asked_for_once(lab, monkeypatch
     assert verbs.count("EnvironmentGetOrCreate") == 1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("verb", ["attach", "exists", "cancel_run", "list_runs", "launch"])
 def test_an_environment_that_is_not_there_is_named(lab, verb, tmp_path):
     """And nothing is said of a run, which may be in the one that was meant."""

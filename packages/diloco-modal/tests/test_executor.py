@@ -116,6 +116,7 @@ def test_what_has_ended_stays_as_it_is(lab):
     assert lab.record().get("cancel-0") is None
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("end", "reason"),
     [
@@ -253,6 +254,7 @@ def test_purge(lab):
     assert executor.list_runs() == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("moment", [1, 2, 3])
 def test_a_record_that_has_taken_the_name_of_a_purged_one_stays(lab, monkeypatch, moment):
     """It is made just before Modal answers where the name leads, for the so-manieth time."""
@@ -318,6 +320,7 @@ def unknown_to_modal(monkeypatch, handle, *verbs):
         monkeypatch.setattr(Client, verb, refusing(getattr(Client, verb)))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("knows", [True, False])
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_call_that_modal_would_have_to_know_is_not_gone(lab, monkeypatch, begun, knows):

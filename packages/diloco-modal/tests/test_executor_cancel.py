@@ -94,6 +94,7 @@ def test_cancelled_between_two_lives_it_is_the_next_attempt(lab):
     assert lab.executor().describe(handle).finished_at == lab.world.now()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("again", "attempt"), [(True, 2), (False, 1), (None, 1)], ids=["between", "within", "unknown"]
 )
@@ -126,6 +127,7 @@ def test_a_clock_that_is_ahead_does_not_make_a_cancel_come_after_the_end_that_it
     assert told(executor.describe(handle))[::2] == ("cancelled", 1)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("lives", [0, 1])
 @pytest.mark.parametrize("outside", [False, True])
 def test_a_container_that_begins_while_somebody_looks_is_not_gone(lab, monkeypatch, lives, outside):

@@ -194,6 +194,7 @@ def test_what_is_too_much_at_one_time_is_named_and_the_rest_is_read(lab, monkeyp
     assert lab.executor().stream_logs(handle, n_lines=3).split("\n") == ["dense", "dense", "after"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("far", [1e300, 1e17, 1e12, 1e11])
 def test_times_that_no_clock_shows(lab, far):
     executor = lab.executor()

@@ -130,6 +130,7 @@ def test_what_was_taken_back_meanwhile_is_not_returned(lab, monkeypatch):
     assert lab.world.calls()[-1].status == "terminated"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("rank", [2, 3])
 @pytest.mark.parametrize("error", [BackendError, KeyboardInterrupt])
 def test_what_a_killed_launcher_has_started_is_named_when_its_launch_fails_again(
@@ -178,6 +179,7 @@ def test_a_launch_whose_ranks_are_void_names_what_an_earlier_try_of_it_has_left(
         lab.launch(4)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ended", ["cancelled", "failed", "succeeded"])
 def test_a_run_of_which_a_rank_was_ended_or_has_failed_is_not_completed(lab, ended):
     """The other ranks would wait for it.

@@ -186,6 +186,7 @@ def test_what_was_written_before_the_time_and_arrives_after_it_is_waited_for():
     assert log.now < START + 30
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("query", [{}, {"n_lines": 5000}, {"follow": True}])
 def test_more_than_the_client_reads_at_once_is_read_in_parts(query, monkeypatch):
     monkeypatch.setattr(_logs, "_MOST_ENTRIES", 50)

@@ -50,6 +50,7 @@ def test_what_this_version_writes_is_read():
     assert launch_of(texts)["world_size"] == 2
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("key", RIGHT)
 def test_every_field_that_is_not_right_is_named(key):
     for name in RIGHT[key]:
@@ -155,6 +156,7 @@ def test_of_a_damaged_entry_no_half_of_a_secret_is_shown(before):
     assert "xxx" in str(caught.value)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("at", [-7200.0, 7200.0, 1e9])
 def test_a_cancel_of_a_time_that_cannot_be_is_named(lab, at):
     """A future time would mean stopping for ever; an early one, that the container is gone."""
@@ -219,6 +221,7 @@ def test_what_was_written_while_a_record_was_read_is_no_damage(lab, monkeypatch)
     assert len(reads) == 2
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("world_size", [1, 0, "2"])
 def test_more_ranks_than_replicas(lab, world_size):
     handles = lab.launch(2)

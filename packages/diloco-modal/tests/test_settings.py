@@ -269,6 +269,7 @@ def test_the_format_of_payloads(lab, monkeypatch):
     assert (told["rank"], told["record"]) == (0, "diloco-run")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("gpu", ["H100!", "h100!:2", "B200+", "b200+:8", "H100:8", "any:2"])
 def test_gpus_as_modal_spells_them(lab, gpu):
     (handle,) = lab.launch(1, gpu=gpu)

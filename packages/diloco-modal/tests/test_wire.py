@@ -172,6 +172,7 @@ def ended_with_a_blob(lab, handle, outcome):
     end_with(lab, handle, blob=f"bl-{handle.rank}")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "refusal",
     [PermissionDeniedError("not yours"), InvalidError("no id"), None],
@@ -200,6 +201,7 @@ def test_a_large_result_that_is_refused_concerns_its_rank_alone(lab, monkeypatch
     assert executor.list_runs() == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("status", "passes"), [(403, False), (404, False), (408, True), (429, True), (503, True)]
 )
@@ -342,6 +344,7 @@ def test_a_hostile_entry_in_the_record_of_a_run(lab, bomb, entry):
     assert lab.call(handles[0]).status in {"terminated", "timeout"} or entry == "call-0"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_a_damaged_rank_is_seen_to_its_end(lab, bomb, entry):
     """From what its call says; the others are collected with it."""

@@ -31,6 +31,7 @@ def test_a_secret_across_a_cut(form, before, after, room):
         assert short == text
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("form", FORMS)
 def test_the_longest_texts(form):
     half = TEXT_CHARACTERS // 2

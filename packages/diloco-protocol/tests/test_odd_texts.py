@@ -47,6 +47,7 @@ def test_no_check_raises_anything_else(value):
         assert len(str(caught.value)) < 400
 
 
+@pytest.mark.sampled
 @odd
 @pytest.mark.parametrize(
     "field", ["rank", "world_size", "metadata", "run_id", "backend_name", "version"]
@@ -79,6 +80,7 @@ def test_a_handle_larger_than_any_is_not_parsed():
         ReplicaHandle.from_json("[" * (9 << 20))
 
 
+@pytest.mark.sampled
 @odd
 @pytest.mark.parametrize(
     "name",
@@ -109,6 +111,7 @@ def test_pieces_of_a_spec(place):
         spec_from_arguments([f"--spec-piece={place}:x"])
 
 
+@pytest.mark.sampled
 @odd
 @pytest.mark.parametrize(
     "field",
@@ -120,6 +123,7 @@ def test_no_field_of_a_spec_raises_anything_else(field, value):
         ReplicaSpec.from_dict(data)
 
 
+@pytest.mark.sampled
 @odd
 @pytest.mark.parametrize("name", ["since", "until", "regex", "streams"])
 def test_no_choice_of_lines_raises_anything_else(name, value):
@@ -141,6 +145,7 @@ def test_regular_expressions_that_python_cannot_take(regex):
         executor.log_iter(handle, regex=regex, streams="stdout")
 
 
+@pytest.mark.sampled
 @odd
 def test_what_is_no_name_of_a_run(value, tmp_path):
     executor = Memory({})

@@ -39,6 +39,7 @@ class TestOutcomes:
         outcome = end(replica(function, around=around, code=code), tmp_path)
         assert (outcome.exit_code, outcome.result) == (code, None if code else {"code": 0})
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("through", ["file", "environment", "arguments"])
     def test_kwargs_and_result_arrive_exactly(self, replica, tmp_path, through):
         kwargs = {"a": [1, 1.0, True, None, {"b": "$(X) é\n'\""}], "none": None}
@@ -47,6 +48,7 @@ class TestOutcomes:
         assert json.dumps(outcome.result) == json.dumps(kwargs)
         assert outcome.started_at <= outcome.finished_at
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize(
         ("name", "result"),
         [("seen", ["seen", {"a": 1}]), ("unseen", ["unseen", {"a": 1}]), ("both", "function")],
@@ -264,6 +266,7 @@ class TestOutcomes:
         assert (outcome.exit_code, outcome.result) == (code, None)
         assert code == 0 or "exited with code 3" in outcome.error
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("name", ["SIGSEGV", "SIGKILL", "SIGTERM"])
     def test_signals_are_named(self, replica, tmp_path, name):
         number = getattr(signal, name)

@@ -146,6 +146,7 @@ class TestDigest:
         digest = spec_sha256(spec_to_environment(spec))
         assert run(spec, digest).result == "x" * 500
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("named", ["0" * 64, "", "no digest"])
     def test_another_is_not_even_decoded(self, run, named):
         outcome = run(ReplicaSpec("no_such_module:f", {}, 0, 1), named)
@@ -191,6 +192,7 @@ class TestFailure:
         assert "the outcome cannot be written" in err
         assert "the outcome cannot be written" in failure(tmp_path).error
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("size", ["511", "x", "-1"])
     def test_too_few_bytes_are_refused(self, start, tmp_path, size):
         runner = start("returns", None, f"--message-bytes={size}")
@@ -243,6 +245,7 @@ class TestRestarts:
         outcome = end(runner, tmp_path)
         assert (outcome.result, outcome.attempt) == ("done", 2)
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("number", ["-1", "many", "1.5"])
     def test_a_wrong_number_is_refused(self, start, tmp_path, number):
         outcome = end(start("returns", None, f"--restarts={number}"), tmp_path)

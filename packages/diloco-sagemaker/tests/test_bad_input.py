@@ -14,6 +14,7 @@ def launch(executor, **options):
     return executor.launch_replicas(2, "trainer:train", run_id="run-1", **options)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -99,6 +100,7 @@ def test_a_profile_that_is_not_there(aws, offline, no_credentials, monkeypatch):
     assert aws.calls == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("region", ["eu-mars-1", "us-east-11", "EU-WEST-1"])
 def test_a_region_that_is_not_there(aws, offline, region):
     """No address answers to it, so that every call would be tried until retry_timeout."""

@@ -219,6 +219,7 @@ def test_a_job_that_does_not_come_is_not_known_and_removed(world):
     assert world.world.jobs() == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("quota_timeout", "seconds"), [(0.0, 0.0), (30.0, 30.0), (86400.0, 60.0)])
 def test_the_job_that_tries_the_rendezvous_waits_for_quota_as_long_as_it_may_take(
     world, quota_timeout, seconds

@@ -550,6 +550,7 @@ def test_an_interrupt_after_the_last_create_leaves_nothing_alive(aws, executor, 
     assert aws.jobs == {}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("late", [1, 8, 40])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_creates_that_come_late_leave_nothing_alive(aws, executor, late, rank):
@@ -581,6 +582,7 @@ def test_creates_that_come_late_leave_nothing_alive(aws, executor, late, rank):
     assert aws.jobs == {}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("status", ["Stopping", "Stopped", None])
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_job_that_its_own_launch_takes_back_is_not_returned(aws, executor, rank, status):
@@ -612,6 +614,7 @@ def test_a_run_that_has_ended_can_be_launched_again(aws, executor):
     assert launch(executor()) == handles
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("status", ["Stopping", "Stopped", "Completed"])
 def test_a_run_of_which_some_has_ended_is_not_completed(aws, executor, status):
     """A launch that failed could not delete what it has stopped, or a purge was interrupted."""
@@ -636,6 +639,7 @@ def test_a_run_of_which_some_has_ended_is_not_completed(aws, executor, status):
     assert launch(executor()) == handles
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("status", ["Stopping", "Stopped"])
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_run_of_which_some_has_ended_is_not_completed_where_the_list_lags(

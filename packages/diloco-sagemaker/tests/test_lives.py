@@ -413,6 +413,7 @@ def test_what_was_purged_here_is_gone_at_once(aws, young):
     assert aws.now - begun < 5
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("verb", ["attach", "exists", "cancel_run"])
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_run_that_was_launched_a_moment_ago_is_found_whole(aws, young, verb, times):

@@ -88,6 +88,7 @@ def test_lines_that_come_after_the_end_are_followed(aws, executor, handle, late,
     assert aws.now < ended + 80  # it does not wait for ever
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("call", ["DescribeTrainingJob", "DescribeLogStreams", "GetLogEvents"])
 def test_who_may_not_read_a_log_is_told(aws, executor, handle, call):
     write(aws, handle, "works")
@@ -103,6 +104,7 @@ READINGS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("reading", READINGS)
 def test_a_line_that_looks_like_a_piece_of_a_result_is_the_replicas(aws, executor, handle, reading):
     lines = ["before", "diloco-result of step 3", "diloco-result 0123456789abcdef 3 {}", "after"]

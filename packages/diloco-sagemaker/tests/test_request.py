@@ -68,6 +68,7 @@ def test_every_pattern_that_a_request_reaches_compiles():
     assert len(seen) > 100
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("gpu", "kind", "volume"),
     [

@@ -11,6 +11,7 @@ from diloco_protocol.backend import variables_from_strings
 HIDDEN = "hunter2-9f3c"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -174,6 +174,7 @@ def test_credentials_that_nobody_can_use_are_no_word_of_aws(
     assert aws.now == begun  # it was not tried again
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("variables", "options", "region"),
     [
@@ -192,6 +193,7 @@ def test_the_region_is_that_of_the_command_line(offline, user, variables, option
     }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("more", ["", "retry_mode = adaptive\nmax_attempts = 5"])
 @pytest.mark.parametrize("variables", [{}, {"AWS_RETRY_MODE": "standard", "AWS_MAX_ATTEMPTS": "4"}])
 def test_a_call_is_made_once_as_check_says(aws, offline, user, monkeypatch, more, variables):
@@ -268,6 +270,7 @@ def test_check_names_what_is_not_obeyed(world, user, more, variables, told):
         assert [each.message.partition("=")[0] for each in found] == told
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("more", "variables"),
     [

@@ -231,6 +231,7 @@ def test_a_job_that_ran_for_too_long_has_failed(bench):
     assert (found.state.value, found.reason) == ("failed", Reason.TIMEOUT)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("by", "state", "reason"),
     [
@@ -262,6 +263,7 @@ def test_no_capacity(bench):
     assert (found.state.value, found.reason) == ("failed", Reason.PLATFORM)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("after", [0, 1, 2])
 def test_a_lost_answer_creates_nothing_twice(bench, after):
     bench.stand_in.faults.add(

@@ -301,6 +301,7 @@ def test_an_exit_code_is_that_which_sagemaker_itself_says(world, reason, code):
     assert results[0]["exit_code"] == code
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("words", ["", "ClientError: "])
 @pytest.mark.parametrize("code", [3, 137, 143])
 def test_memory_runs_out_only_where_sagemaker_says_so(world, code, words):

@@ -18,6 +18,7 @@ def row_of(proof, name):
 
 
 class TestReplica:
+    @pytest.mark.sampled
     @pytest.mark.parametrize(
         ("name", "publish_every"), [("synchronous", 4), ("delay-e2m1", 4), ("delay-e2m1", 3)]
     )

@@ -85,6 +85,7 @@ def test_where_nobody_was_left_to_write_it_again_its_copy_is_enough(harm, resume
     assert f"It is written again from its copy {COPY}" in caplog.text
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("resume", [True, False])
 @pytest.mark.parametrize("harm", _HARMS)
 def test_without_both_the_error_says_what_to_do(harm, resume):

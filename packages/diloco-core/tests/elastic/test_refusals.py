@@ -38,6 +38,7 @@ class TestRefusals:
         ).finished
         return store
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize(
         ("settings", "options", "message"),
         [
@@ -62,6 +63,7 @@ class TestRefusals:
         settings = Elastic(1, grace=7.0, late="drop")
         assert self._errors(store, settings, chunk_bytes=64, sync_timeout=50.0) == []
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize(
         "change",
         [

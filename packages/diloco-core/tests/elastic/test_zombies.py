@@ -96,6 +96,7 @@ def test_nothing_is_saved_after_the_counter_jumped(caplog):
     assert "Skip the same number of batches" in caplog.text
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("operation", ["get", "put", "list", "delete"])
 def test_it_wakes_up_in_the_middle_of_saving(operation):
     """Rank 0's first incarnation sleeps in its third save; the second one saves meanwhile, and a

@@ -53,6 +53,7 @@ def digests(folder):
     }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["fixed", "sharded", "gather"])
 def test_the_bytes_of_a_run_are_those_of_before(kind, tmp_path, monkeypatch):
     drawn = (hashlib.sha256(b"%d" % number).hexdigest() for number in count(1))

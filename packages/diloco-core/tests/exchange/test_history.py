@@ -125,6 +125,7 @@ def test_a_week_of_a_replica_is_at_most_500_objects(pattern):
     assert len(numbers) + run.lines.dropped == run.lines.number
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seconds", [20, 60, 300])
 def test_a_run_of_usual_pace_loses_nothing_in_a_week(seconds):
     run = Written()

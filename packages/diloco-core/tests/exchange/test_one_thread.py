@@ -36,6 +36,7 @@ class Counting(Halved):
         super().decode(data, out)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("options", [{}, {"delay": 1}], ids=["at once", "delay"])
 @pytest.mark.parametrize("members", [{}, {"min_replicas": 2}], ids=["all ranks", "elastic"])
 def test_values_are_encoded_and_decoded_in_one_thread(tmp_path, members, options):

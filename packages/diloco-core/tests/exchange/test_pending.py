@@ -117,6 +117,7 @@ def test_one_sync_is_under_way_at_a_time(replicas):
             other.finish()
 
 
+@pytest.mark.sampled
 @each(*TELLING)
 def test_nobody_leaves_with_a_sync_under_way(replicas):
     pending = at_once(begin, replicas)

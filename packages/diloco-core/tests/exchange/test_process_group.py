@@ -113,6 +113,7 @@ def start(tmp_path, n, how):
     return said
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("how", "n"), [("equal", 1), ("equal", 3), *((how, 2) for how in SAME if how != "equal")]
 )

@@ -413,6 +413,7 @@ class TestWhileItRuns:
         run(replica, exchanges)
         watcher.join()
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("kind", KINDS)
     def test_what_it_does_in_a_sync(self, tmp_path, monkeypatch, ticks, kind):
         """As its requests show: it puts a contribution, decides, and creates shards."""
@@ -548,6 +549,7 @@ class TestWhileItRuns:
 
 
 class TestNothingIsDecidedByIt:
+    @pytest.mark.sampled
     @pytest.mark.parametrize("kind", KINDS)
     def test_no_replica_reads_it(self, monkeypatch, kind):
         """Neither when they meet, nor in syncs, nor when a rank or the run comes back."""
@@ -574,6 +576,7 @@ class TestHarm:
         exchanges = connected(tmp_path / "expected", telemetry=False)
         return [result for result, _ in run(train, exchanges)]
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("error", [OSError("no"), ValueError("a bug"), MemoryError()])
     def test_a_store_that_fails_changes_nothing(self, tmp_path, through, expected, caplog, error):
         def put(key):
@@ -716,6 +719,7 @@ class TestLog:
             yield outer
             push(model, inner, 0, 0)
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize(
         ("value", "text"),
         [

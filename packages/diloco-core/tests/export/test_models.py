@@ -44,6 +44,7 @@ def test_the_whole_model_comes_back(lab, run, model, make, kind, buffers):
     loads_exactly(model, make, values)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("dtype", "most", "says"),
     [
@@ -70,6 +71,7 @@ def test_a_dtype_that_cannot_hold_a_value_is_refused(lab, tmp_path, model, dtype
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["manifest.json", "model.safetensors", "state/model"])
 def test_nothing_is_written_into_the_runs_own_folder(lab, tmp_path, run, name):
     trained(lab, run, "fixed", Adapted)
@@ -256,6 +258,7 @@ def test_padding_is_covered_too(lab, run, model, no_pause):
     assert load_file(model)["mask"].tolist() == [True, False, True]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["model.pt", "model.bin", "model.safetensors.gz"])
 def test_a_file_of_another_kind_is_refused(lab, tmp_path, run, name):
     trained(lab, run, "fixed", Adapted)

@@ -57,6 +57,7 @@ def test_a_damaged_contribution_is_refused(harming):
     assert not keys_lab.keys_of(store.objects, "state", sync=3, rank=0)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("harm", HARMS)
 def test_a_shard_whose_owner_has_left_is_named(harming, harm):
     store = harming(keys_lab.of("state", sync=1, rank=1), HARMS[harm])

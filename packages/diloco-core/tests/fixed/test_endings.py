@@ -74,6 +74,7 @@ class TestConclusions:
         assert (error and (type(error), error.rank)) == wanted
 
 
+@pytest.mark.sampled
 def test_everybody_names_the_replica_that_failed_first(make, lab):
     def replica(exchange):
         model = lab.fill(lab.small_model())
@@ -92,6 +93,7 @@ def test_everybody_names_the_replica_that_failed_first(make, lab):
     assert "ValueError: bad batch" in str(results[0])
 
 
+@pytest.mark.sampled
 def test_runs_without_a_step_end_in_peace(make, lab):
     """Whoever is done first has left before the others have adopted what it published."""
 
@@ -106,6 +108,7 @@ def test_runs_without_a_step_end_in_peace(make, lab):
         assert lab.identical(lab.run(replica, make(3)))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("others", "call"),
     [

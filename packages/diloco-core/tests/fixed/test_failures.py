@@ -70,6 +70,7 @@ class TestSyncing:
         assert lab.kinds(results)[0] is SyncTimeoutError
         assert results[0].missing == (1,)
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize(("bad", "rank"), [(float("nan"), 0), (-float("inf"), 1)])
     def test_what_is_not_finite_is_refused_before_anything_is_sent(
         self, lab, tmp_path, exchanges_in, bad, rank

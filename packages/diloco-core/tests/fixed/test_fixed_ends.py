@@ -104,6 +104,7 @@ def failing(train, *, last=()):
     return begins
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("last", "seconds"), [({1, 2}, (0, 30)), ({2}, (120, 150)), ((), (420, 450))]
 )

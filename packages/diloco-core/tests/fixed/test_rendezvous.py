@@ -114,6 +114,7 @@ def test_of_two_launches_at_the_same_time_one_is_refused(new_store):
     assert "tuesday" in str(results[1])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("field", ["event", "reason", "cause"])
 @pytest.mark.parametrize("value", [-1, 10**30, "x", [], ...])
 def test_whatever_is_said_the_rank_that_failed_is_named(field, value):

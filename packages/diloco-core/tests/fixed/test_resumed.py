@@ -110,6 +110,7 @@ def test_initial_values_are_not_written_again_with_later_ones():
     assert run.store.objects.get(lost, before) == before
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", seeds(1, 100))
 @pytest.mark.parametrize("options", [{}, ENCODED], ids=["plain", "encoded"])
 def test_who_wakes_up_late_changes_nothing(seed, options, new_store, caplog):

@@ -183,6 +183,7 @@ class TestGenerationThatWasBegun:
         assert "are gone" not in caplog.text
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("number", "states", "text"),
     [

@@ -111,6 +111,7 @@ def killed(kind, folder):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("kind", "elsewhere"), [("overwriting", False), ("overwriting", True), ("deciding", True)]

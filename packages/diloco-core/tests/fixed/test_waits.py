@@ -77,6 +77,7 @@ class TestWaits:
             raise result
         assert caught.value.missing == ()
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize(
         ("kind", "what"), [("contribution", "rank 1"), ("state", "the shards of rank 1")]
     )

@@ -299,6 +299,7 @@ def test_it_is_named_if_it_writes_them_back_late_or_makes_them_anew(make, text):
     assert any(text in str(result) for result in together(make, steps=21))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("sync_every", [1, 20])
 def test_a_momentum_is_not_taken_for_weights(sign, sync_every):
@@ -306,6 +307,7 @@ def test_a_momentum_is_not_taken_for_weights(sign, sync_every):
         assert outer.committed == 20 // sync_every
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [*OWN, *SOUND])
 def test_trying_an_optimizer_out_changes_nothing(name):
     """Also where a learning rate schedule has put its own function in place of ``step``."""
@@ -372,6 +374,7 @@ def test_others_are_not_accused(make, dtype):
         assert outer.committed == 3
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("make", ["AdamW", "ASGD"])
 @pytest.mark.parametrize("fragments", [1, 2])
 def test_others_are_not_accused_where_every_step_is_synced(make, fragments):

@@ -76,6 +76,7 @@ def test_what_cannot_be_saved_is_refused_before_anything_starts(tmp_path, state,
     assert not (tmp_path / "manifest.json").exists()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "state",
     [
@@ -180,6 +181,7 @@ def test_a_state_that_does_not_fit_is_refused_by_name(tmp_path, monkeypatch):
     refused(r"random generators refuse .*KeyError: 'torch'", tmp_path / "random")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("change", [None, "a schedule", "the program"])
 def test_settings_that_are_given_anew_are_named_where_the_saved_ones_stay(tmp_path, caplog, change):
     """Those that have changed in the block since are not: that is no mistake of anybody's."""

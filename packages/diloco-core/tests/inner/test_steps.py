@@ -96,6 +96,7 @@ class TestSeveralOptimizers:
                 counted.append((outer.inner_steps, outer.committed))
         assert counted == [(1, 0), (1, 0), (1, 0), (2, 1), (3, 1)]
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("to_none", [True, False])
     @pytest.mark.parametrize("skipped", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2)])
     def test_nobody_loses_a_step_after_one_that_was_skipped(self, skipped, to_none):

@@ -35,6 +35,7 @@ def elastic():
     return exchanges("elastic", 1, grace=1.0)[0]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize(("before", "sync_every"), [(0, 1), (7, 20)])
 def test_another_optimizer_is_an_error_after_a_while(lab, kind, before, sync_every):
@@ -182,6 +183,7 @@ def hold_nan(model, inner):
     inner.step()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "train",
     [

@@ -64,6 +64,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "value", "message"), [(n, value, m) for n, values, m in WRONG for value in values]
 )

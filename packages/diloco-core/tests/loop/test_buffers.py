@@ -188,6 +188,7 @@ class TestUnchanged:
                 assert size < 2000 + mask
         assert values[3].nonzero().flatten().tolist() == [1, 3]
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("kind", ["store", "sharded", "gather"])
     def test_one_replicas_change_counts_for_its_part(self, lab, kind):
         _, values = self.sizes(lab, kind, {(1, 2)}, dtype=torch.float32)
@@ -280,6 +281,7 @@ class TestWhatIsNotFinite:
             assert same_bytes(found[0], mask)
             assert same_bytes(found[1], odd)
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("kind", KINDS)
     def test_infinity_is_a_number_like_others(self, lab, kind):
         """A running maximum begins at -inf, and not everybody has seen something."""

@@ -66,6 +66,7 @@ class TestTensors:
         with self.outer(first), self.outer(second):
             pass
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("how", ["failed in the block", "failed at the start", "forgotten"])
     def test_one_that_is_over_is_in_nobodys_way(self, lab, how):
         outer = self.outer(model := lab.fill(Net()))

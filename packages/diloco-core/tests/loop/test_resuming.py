@@ -100,6 +100,7 @@ class Skipping(Experiment):
         super().steps(model, inner, rank, [step for step in steps if (rank, step) != (1, 2)])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("stop", [3, 5, 7])
 def test_replicas_that_have_skipped_steps_can_be_resumed(lab, stop):
     experiment = Skipping(lab)

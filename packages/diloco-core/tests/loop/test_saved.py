@@ -221,6 +221,7 @@ def test_a_state_is_there_and_is_loaded_in_order(lab):
         outer.load_state_dict(state)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("what", ["nothing", "a parameter", "a buffer", "a later step"])
 def test_a_model_that_was_not_loaded(lab, what):
     """Else the first sync would take the difference for progress."""

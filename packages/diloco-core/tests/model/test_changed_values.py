@@ -223,6 +223,7 @@ def a_copy_of_it(model):
 NOTHING = [averaged_and_back, by_hand_and_loaded_back, the_same, a_copy_of_it]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("change", NOTHING)
 @pytest.mark.parametrize("options", [{}, {"delay": 1, "sync_every": 4}])
 def test_what_is_put_back_is_nothing(lab, change, options):

@@ -75,6 +75,7 @@ class TestWhatReplicasHaveInCommon:
             pass
         assert max(largest) == 8 * 4
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize(
         "dtype",
         [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn,

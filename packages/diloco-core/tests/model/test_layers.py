@@ -71,6 +71,7 @@ class TestPatterns:
         text = f"fragments=({kind!r}, {count}): the layers in 'layers' ({layers} Block) are dealt"
         assert text in caplog.text
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("kind", ["strided", "sequential"])
     @pytest.mark.parametrize(("layers", "count"), [(4, 2), (6, 2), (7, 3), (12, 4), (25, 9)])
     def test_up_to_three_layers_in_each_fragment_if_no_number_is_given(self, kind, layers, count):

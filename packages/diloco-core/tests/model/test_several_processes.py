@@ -49,6 +49,7 @@ def sharded(model):
     return fully_shard(model)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("wrap", "text"),
     [
@@ -69,6 +70,7 @@ def test_a_model_of_several_processes_is_refused(group, lab, wrap, text, kind):
     exchange.leave()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["store", "elastic", "threads"])
 def test_a_model_that_is_wrapped_for_a_single_process_trains_as_the_model(group, lab, kind):
     ended = []

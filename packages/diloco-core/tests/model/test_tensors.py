@@ -120,6 +120,7 @@ class TestShapes:
         assert runs[0]["scale"] != 2.0
         assert runs[0]["one"] != 1.0
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("fragments", [1, 2, 4])
     def test_more_replicas_than_elements(self, lab, fragments):
         """Each element is averaged once, whatever the fragments."""

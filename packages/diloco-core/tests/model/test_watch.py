@@ -52,6 +52,7 @@ CHANGES = {
 
 
 class TestChanges:
+    @pytest.mark.sampled
     @pytest.mark.parametrize("change", CHANGES)
     def test_are_refused_by_name_at_the_next_sync(self, change):
         apply, tensor, message = CHANGES[change]

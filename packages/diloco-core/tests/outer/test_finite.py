@@ -72,6 +72,7 @@ def refused(results, kind):
     return owners[0]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", [*KINDS, "manager"])
 def test_what_half_precision_cannot_hold_is_refused(lab, tmp_path, kind):
     """The contributions are finite, and so is the global copy in fp32."""

@@ -183,6 +183,7 @@ def test_a_run_that_is_resumed_comes_to_the_same_bits(kind, name, tmp_path):
     assert torch.equal(torch.cat([exported[str(n)] for n in range(len(SIZES))]), whole[0])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_rate_of_one_group_is_changed_in_a_running_run(kind):
     def replica(exchange):
@@ -346,6 +347,7 @@ DIFFERENT = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["threads", "store"])
 @pytest.mark.parametrize(("one", "own", "other", "theirs", "text"), DIFFERENT)
 def test_replicas_with_other_groups_are_refused_by_name(kind, one, own, other, theirs, text):

@@ -186,6 +186,7 @@ def test_who_is_heard_and_who_is_told(lab, caplog, wishes, rates, words):
     assert all(part in messages[0] for part in words)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_wish_while_a_sync_is_under_way_is_for_the_next_one(lab, caplog, kind):
     """An earlier one that travels with that sync is heard, and the later one is not lost."""

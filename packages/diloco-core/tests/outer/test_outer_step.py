@@ -113,6 +113,7 @@ def test_the_outer_step_is_torchs_own_on_the_mean_pseudo_gradient(
         assert all(map(torch.equal, run, runs[0])), "all replicas hold the same bytes"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("chunk_bytes", [128, 333, 1000, 4096])
 def test_the_numbers_do_not_depend_on_the_chunk_size(lab, chunk_bytes):
     """Vectorised kernels round tails differently: chunks must not move them about."""

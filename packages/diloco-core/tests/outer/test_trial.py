@@ -128,6 +128,7 @@ def test_what_is_not_elementwise_is_refused_though_its_class_is_sgds(name):
     refused("optimizer Changed is not element-wise", NOT_ELEMENTWISE[name])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("make", [changed(lambda *_: None), Lion, FilledByConstructor])
 def test_an_unknown_one_that_is_elementwise_trains(lab, make):
     model = lambda rank: lab.fill(nn.Linear(5, 7))  # noqa: E731

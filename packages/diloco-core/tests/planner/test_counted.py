@@ -222,6 +222,7 @@ def test_counted(tmp_path, kind, replicas, outer_state):
     assert counted == pytest.approx(plan, rel=0.05)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 def test_records(tmp_path, kind):
     """Hardly anything else is received: a change of their format shows here."""
@@ -249,6 +250,7 @@ def test_counted_of_what_is_encoded(tmp_path, kind, options):
         assert counted == pytest.approx(plan, rel=0.05)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 def test_reported(tmp_path, kind):
     """Reports have contributions and published state, without records."""

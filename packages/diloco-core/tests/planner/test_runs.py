@@ -39,6 +39,7 @@ def entered(
 
 
 class TestTopology:
+    @pytest.mark.sampled
     @pytest.mark.parametrize(
         ("params", "replicas", "topology", "transfer", "outer"),
         [

@@ -92,6 +92,7 @@ def test_it_fails_as_the_first_process_that_fails(tmp_path):
     assert 'trainer.py", line 8, in train' in done.stderr
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("code", [None, 0, 3])
 def test_a_process_that_returns_or_exits_early_leaves_the_groups_of_torch(
     tmp_path, monkeypatch, code

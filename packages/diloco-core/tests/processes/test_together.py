@@ -19,6 +19,7 @@ APART = "SyncError: the processes of this replica do different things (process 0
 ELASTIC = {"connect": {"min_replicas": 2}, "options": {"weight": "tokens"}, "evaluate": True}
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("replicas", "case"),
@@ -93,6 +94,7 @@ def check_alike(alone, folder, replicas, case):
     ]
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.parametrize("how", ["tied", "checkpointed", "compiled", "meta", "bf16", "offload"])
 def test_a_sharded_model_may_be_as_people_have_it(tmp_path, how):
@@ -211,6 +213,7 @@ def test_a_rate_that_any_process_sets_holds_where_syncs_come_after_seconds(tmp_p
     assert told["rates"][-1] == other["rates"][-1] == 0.5
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("kind", "case", "words"),

@@ -98,6 +98,7 @@ def one_core():
     torch.set_num_threads(before)
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.parametrize("setting", [{"sync_every": 3}, DELAYED, ENCODED])
 @pytest.mark.usefixtures("one_core")

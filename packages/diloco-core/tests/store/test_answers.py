@@ -74,6 +74,7 @@ def test_what_passes_is_tried_again(store, small_s3, act, status, code):
     assert [fault.times for fault in small_s3.faults] == [0]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("code", ["RequestTimeout", "ExpiredToken", "AccessDenied", "SlowDown"])
 def test_an_answer_without_a_body_is_asked_for_its_reason(store, small_s3, code):
     """The answer to HEAD has none: so s3fs asks for the size of an object."""
@@ -88,6 +89,7 @@ def test_an_answer_without_a_body_is_asked_for_its_reason(store, small_s3, code)
             assert reader.size == 5
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("act", "status", "code", "way_out"),
     pairs(
@@ -180,6 +182,7 @@ def test_an_upload_in_parts_outlives_what_passes(store, small_s3, code):
     assert small_s3.uploads == {}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("status", [404, 400])
 def test_a_write_is_never_told_that_there_is_no_object(store, small_s3, status):
     small_s3.fail(status, "PUT", times=99, code="NoSuchKey" if status == 404 else "Injected")

@@ -50,6 +50,7 @@ def errors(*acts):
     return messages
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("scheme", ["obstore+s3", "fsspec+s3", "memory"])
 def test_an_open_store_is_refused_in_a_child(small_s3, scheme):
     store = open_store(f"{scheme}://bucket/run")

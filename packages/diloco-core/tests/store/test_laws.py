@@ -49,6 +49,7 @@ def test_what_was_put_comes_back(any_store, parts, replaced):
     assert any_store.get("k") == b"".join(parts)
 
 
+@pytest.mark.sampled
 def test_a_part_may_be_reused_as_soon_as_the_next_is_asked_for(any_store):
     def parts(size):
         buffer = bytearray(size)
@@ -61,6 +62,7 @@ def test_a_part_may_be_reused_as_soon_as_the_next_is_asked_for(any_store):
         assert any_store.get("k") == b"".join(bytes([number]) * size for number in range(5))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [0, 10, PART_BYTES + 1])
 def test_nothing_is_visible_when_the_parts_fail(any_store, size):
     def parts():

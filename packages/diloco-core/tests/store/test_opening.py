@@ -100,6 +100,7 @@ class TestSecrets:
         yield
         assert SECRET not in caplog.text
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("uri", _URIS.values(), ids=_URIS)
     @pytest.mark.parametrize(
         "verdict", [Verdict.TRANSIENT, Verdict.PERMANENT, Verdict.FORBIDDEN, Verdict.NO_BUCKET]
@@ -167,6 +168,7 @@ class TestStrayObjects:
     )  # fmt: skip
     ODD = ("a b", "100%", "50%25", "é", "a+b&c=d?e", "a:b*c")
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("stray", STRAYS)
     def test_do_not_appear(self, store, small_s3, stray):
         small_s3.objects[f"run/{stray}"] = b""

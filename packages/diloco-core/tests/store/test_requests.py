@@ -79,6 +79,7 @@ def test_uploads_and_reads_run_several_at_a_time_in_bounded_memory(small_s3, dri
             reader.read_into(start, memoryview(buffer))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("first", [0, 100, 65_536, 200_000])
 def test_reading_asks_for_what_was_announced_and_for_nothing_else(store, small_s3, first):
     content = small_s3.objects["run/k"] = bytes(range(256)) * 4096
@@ -159,6 +160,7 @@ def test_what_could_not_be_written_is_let_go_of_at_once(store, small_s3, monkeyp
         gc.enable()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("what", [500, 503, 429, "drop", "lose", "cut"])
 def test_what_may_pass_is_tried_again(store, small_s3, what):
     store.put("k", [b"value" * 100])

@@ -18,6 +18,7 @@ def nothing_is_opened(monkeypatch):
     monkeypatch.setattr(stores, "_opened", opened)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("asked", ["", "obstore+", "fsspec+", "simplecache::"])
 @pytest.mark.parametrize(
     ("uri", "message"),
@@ -97,6 +98,7 @@ _BAD_ENDPOINTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"])
 @pytest.mark.parametrize("value", _BAD_ENDPOINTS)
 def test_an_endpoint_that_is_no_url_is_named_by_its_variable(monkeypatch, name, value):

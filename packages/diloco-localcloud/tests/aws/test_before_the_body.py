@@ -43,6 +43,7 @@ def ask(
             return response.status, response.read().decode()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("service", ["sagemaker", "s3", "sts", "logs"])
 @pytest.mark.parametrize("key", ["", "AKIANOBODY"])
 def test_whoever_has_no_key_is_refused_before_the_body(lab, service, key):

@@ -11,6 +11,7 @@ from diloco_localcloud._aws._model._patterns import compiled
 from diloco_localcloud._aws._model._service import load
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -78,6 +79,7 @@ def test_every_pattern_of_a_create_compiles():
     assert len(seen) > 100
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("kind", "code", "status"),
     [

@@ -83,6 +83,7 @@ def _member(**changes):
     return {"members": [{**MEMBERS[0], **changes}, MEMBERS[1]]}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "changes",
     [
@@ -185,6 +186,7 @@ class Moved(SimulatedStore):
         super().write(key, data)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "change", [{}, {"epoch": 9}, {"stop": 9}, {"tokens": 99}, {"rate": 16 * "1"}], ids=str
 )

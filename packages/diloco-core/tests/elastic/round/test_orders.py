@@ -152,6 +152,7 @@ RULES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("policy", "mutate", "first"),
     [

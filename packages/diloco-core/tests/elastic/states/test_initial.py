@@ -90,6 +90,7 @@ def test_what_is_damaged_or_gone_is_written_again(topology, values, caplog):
             assert all(torch.equal(*pair) for pair in pairs)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("which", range(4))
 def test_who_cannot_read_it_asks_for_it(which, caplog):
     def harm(key, data):

@@ -117,6 +117,7 @@ def test_it_is_found_and_mended_before_anybody_trains(
     assert not any(report.reloaded for reports in training.reports.values() for report in reports)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("place", [*_PLACES, "all"])
 def test_who_resumes_alone_mends_the_parts_of_others(run, undamaged, caplog, place):
     keys = [_key(fragment, 1) for fragment in range(_FRAGMENTS)]

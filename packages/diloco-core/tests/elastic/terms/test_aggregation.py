@@ -42,6 +42,7 @@ def test_every_state_is_that_of_the_log(topology, options, kind):
     assert training.trim or least(training) < 1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 @pytest.mark.parametrize("which", [0, 3])
 def test_norms_that_are_damaged_at_rest_decide_nothing(topology, which):

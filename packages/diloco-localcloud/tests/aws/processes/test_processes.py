@@ -137,6 +137,7 @@ def test_what_a_program_finds_and_what_it_leaves(lab):
     assert history == ["Starting", "Downloading", "Training", "Uploading", "Completed"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("program", "reason"),
     [

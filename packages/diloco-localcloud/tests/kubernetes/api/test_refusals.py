@@ -474,6 +474,7 @@ def test_pods_do_not_change(clients):
         )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("key", "words"),
     [

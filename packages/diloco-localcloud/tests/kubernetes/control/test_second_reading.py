@@ -164,6 +164,7 @@ class TestAVolumeOfWhichSomethingIsMissing:
         assert 10 < event.count < 16
         assert clients.job("run")["status"]["active"] == 1
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("act", ["start", "succeed", "oom", "start_error"])
     def test_a_pod_does_nothing_before(self, clients, pod, why, act):
         with pytest.raises(ValueError, match=f"pod {pod.name} cannot start: .*{why}"):

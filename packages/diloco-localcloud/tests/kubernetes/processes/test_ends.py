@@ -17,6 +17,7 @@ from diloco_localcloud import StandInError
 pytestmark = pytest.mark.processes
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("script", "code", "reason"),
     [
@@ -35,6 +36,7 @@ def test_how_it_ends(stand_in, run, script, code, reason):
     assert status.get("failedIndexes") == ("0" if code else "")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "main", [{"command": ["/no/such/program"]}, {"command": []}, {"workingDir": "/no/such/folder"}]
 )
