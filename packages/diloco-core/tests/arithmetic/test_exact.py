@@ -104,7 +104,7 @@ def read(codec, data, like):
 @pytest.mark.parametrize("name", [name for name in CODECS if name != "plain"])
 @given(st.integers(0, 10**6), st.integers(1, 700), st.integers(-8, 3))
 def test_everybody_comes_to_the_owners_values(name, seed, numel, exponent):
-    """What is stored gives all the owner's values and residual, bit by bit, over several syncs."""
+    """The stored bytes give all the owner's values and residual, bit by bit, over several syncs."""
     codec = CODECS[name]
     owner = random(numel, seed)
     other, residual, others_residual = owner.clone(), None, torch.zeros(numel)

@@ -13,7 +13,7 @@ PAUSES = st.floats(0, 20)
 class TestTokenBucket:
     @given(st.lists(st.tuples(PAUSES, SIZES), max_size=12), st.floats(1, 1e4), st.floats(0, 1e4))
     def test_it_carries_what_the_bandwidth_allows_and_never_less(self, proof, asked, rate, burst):
-        """Of any bytes in a row, the last one comes when the link allows it."""
+        """The last of any bytes in a row comes when the link allows it."""
         now = 0.0
 
         def sleep(seconds):

@@ -54,17 +54,17 @@ class TestTimeOf:
         training = proof.losses.Training(replicas=2, sync_every=32)
         slow = proof.rows.Conditions(1e5, latency=0.0, step=0.5, rounds=4)
         row = row_of(proof, "streaming")
-        found = proof.timing.time_of(row, 1e6, training, slow)
+        share = proof.timing.time_of(row, 1e6, training, slow)
         plan = proof.timing.plan_of(row, 1e6, training, slow)
         assert (seen[0]["syncs"], seen[0]["warm"]) == (16, 4), "four fragments, four rounds"
         assert seen[0]["options"]["delay"] == 4
-        assert found.utilisation == pytest.approx(0.95)
-        assert (found.compute, found.exposed, found.hidden) == pytest.approx((10, 0.625, 0.75))
-        assert (found.sent, found.received) == (20, 40)
-        planned = (found.planned_sent, found.planned_received)
+        assert share.utilisation == pytest.approx(0.95)
+        assert (share.compute, share.exposed, share.hidden) == pytest.approx((10, 0.625, 0.75))
+        assert (share.sent, share.received) == (20, 40)
+        planned = (share.planned_sent, share.planned_received)
         assert planned == (4 * plan.bytes_sent, 4 * plan.bytes_received)
         # There are 2.5 seconds of training between two syncs, and half of them go on beside a sync.
-        assert found.bound == pytest.approx(2.5 / (2.5 + plan.seconds - 1.25))
+        assert share.bound == pytest.approx(2.5 / (2.5 + plan.seconds - 1.25))
         assert plan.seconds > 1.25
 
     @pytest.mark.slow
@@ -74,10 +74,10 @@ class TestTimeOf:
     def test_with_processes(self, proof, over, name):
         training = proof.losses.Training(replicas=2)
         fast = proof.rows.Conditions(1e8, latency=0.0, step=0.01, over=over)
-        found = proof.timing.time_of(row_of(proof, name), 500_000, training, fast)
-        assert 0 < found.utilisation < 1
-        assert found.sent == pytest.approx(found.planned_sent, rel=0.03)
-        assert found.received == pytest.approx(found.planned_received, rel=0.03)
+        share = proof.timing.time_of(row_of(proof, name), 500_000, training, fast)
+        assert 0 < share.utilisation < 1
+        assert share.sent == pytest.approx(share.planned_sent, rel=0.03)
+        assert share.received == pytest.approx(share.planned_received, rel=0.03)
 
 
 class TestMeasureTimes:

@@ -28,7 +28,7 @@ class TestFp32(Ours):
     name, dtype = "fp32", torch.float32
 
     def error(self, values):
-        """How far rounding to the dtype may move values, of which too large ones are clamped."""
+        """Return how far rounding to the dtype, with a clamp, may move values."""
         of = torch.finfo(self.dtype)
         relative = (values.abs() * of.eps / 2).clamp(min=of.smallest_normal * of.eps / 2)
         return torch.maximum(relative, values.abs() - of.max)
@@ -62,7 +62,7 @@ class TestTopK64(Ours):
     name = "topk64"
 
     def error(self, values):
-        """What is not sent is off by all of itself; what is sent, by no more than its bin."""
+        """A value that is not sent is off by all of itself; another one by its bin at most."""
         return torch.maximum(values.abs(), 2 * values.abs().max()) * (1 + 2**-23) + TINY
 
 

@@ -86,7 +86,7 @@ def digest(model):
 
 
 def take_part(meet, rank, n, how):
-    """What one of the processes does."""
+    """Do the work of one of the processes."""
     torch.set_num_threads(1)
     group, patience = torch.distributed, datetime.timedelta(seconds=PATIENCE)
     group.init_process_group("gloo", init_method=meet, rank=rank, world_size=n, timeout=patience)

@@ -221,9 +221,9 @@ class TestWhatIsWritten:
         with DiLoCo(model, inner, exchange, sync_every=1) as outer:
             outer.log(loss=float("nan"), norm=np.float32("inf"), least=-float("inf"))
             push(model, inner, 0, 0)
-        told = Told(tmp_path / "run")
+        reader = Told(tmp_path / "run")
         expected = {"loss": "nan", "norm": "inf", "least": "-inf"}
-        assert told.live(0).metrics == told.lines(0)[0].metrics == expected
+        assert reader.live(0).metrics == reader.lines(0)[0].metrics == expected
 
     def test_what_is_logged_when_a_sync_is_over_belongs_to_that_sync(self, tmp_path):
         (exchange,) = connected(tmp_path / "run", 1)
@@ -339,16 +339,16 @@ class TestWhileItRuns:
         sent = Counting()
         clock, ticks = Clock(), Ticks()
         timing = Timing(clock=clock, repeat=ticks)
-        told = [Telemetry(sent, rank, replicas, "", timing, {}, clock) for rank in range(replicas)]
-        for each in told:
-            each.begin(1, Doing(), Schema({}, {}))
+        writers = [Telemetry(sent, n, replicas, "", timing, {}, clock) for n in range(replicas)]
+        for writer in writers:
+            writer.begin(1, Doing(), Schema({}, {}))
         ticks.tick()
         assert sent.sent == replicas
         minutes = []
         for second in range(1, 1801):
             clock.sleep(1.0)
-            for each in told if second % 120 == 0 else ():
-                each.synced(SyncReport(second // 120, "0", True, replicas, 1, 1, 1.0, 1.0))
+            for writer in writers if second % 120 == 0 else ():
+                writer.synced(SyncReport(second // 120, "0", True, replicas, 1, 1, 1.0, 1.0))
             before = sent.sent
             ticks.tick()
             if second % 60 == 1:
@@ -357,8 +357,8 @@ class TestWhileItRuns:
         puts = replicas * (1 / live_seconds(replicas) + 1 / history_seconds(replicas))
         assert puts <= PUTS_PER_SECOND
         assert 0.9 * replicas / live_seconds(replicas) < sum(minutes) / 1800 <= puts
-        for each in told:
-            each.end()
+        for writer in writers:
+            writer.end()
 
     def test_how_long_a_step_takes(self, tmp_path, ticks, timing):
         seen = []
@@ -379,7 +379,7 @@ class TestWhileItRuns:
         timing = Timing(repeat=ticks)
         exchanges = connected(tmp_path / "run", timing=timing)
         go_on = threading.Event()
-        told = Told(tmp_path / "run")
+        reader = Told(tmp_path / "run")
 
         def await_phase(phase, **more):
             deadline = time.monotonic() + PATIENCE
@@ -387,7 +387,7 @@ class TestWhileItRuns:
                 for act in ticks.acts[:1]:
                     exchanges[0].telemetry._live_at = 0.0
                     act()
-                    live = told.live(0)
+                    live = reader.live(0)
                     if live.phase is phase and {**asdict(live), **more} == asdict(live):
                         return live
                 time.sleep(0.001)
@@ -468,7 +468,7 @@ class TestWhileItRuns:
     def test_a_killed_replica_leaves_its_last_word_and_the_next_one_follows(
         self, tmp_path, monkeypatch, ticks, timing
     ):
-        told = Told(tmp_path / "run")
+        reader = Told(tmp_path / "run")
 
         class KilledError(BaseException):
             pass
@@ -484,21 +484,21 @@ class TestWhileItRuns:
         with pytest.raises(KilledError):
             train(first, step=dies)
         monkeypatch.undo()
-        before = told.live(0)
+        before = reader.live(0)
         assert (before.epoch, before.phase, before.ended, before.step) == (1, "training", None, 5)
         connecting._open.clear()  # as a new process
         (second,) = connected(tmp_path / "run", 1, timing=timing)
         train(second)
-        after = told.live(0)
+        after = reader.live(0)
         assert (after.epoch, after.ended) == (2, "left")
-        keys = newest_keys(told.store.list("history/"))
+        keys = newest_keys(reader.store.list("history/"))
         assert [(key.epoch, key.first) for key in keys] == [(1, 1), (2, 1)]
         # The one that was thought dead comes back, is refused, and takes nobody's place.
         first.telemetry.end(FencedError("another one is there", 0, 2))
-        assert told.live(0) == after
+        assert reader.live(0) == after
         first.telemetry.end(RuntimeError("again"))
-        assert told.live(0) == after
-        ends = [Live.from_bytes(told.store.get(end_key(0, epoch))) for epoch in (1, 2)]
+        assert reader.live(0) == after
+        ends = [Live.from_bytes(reader.store.get(end_key(0, epoch))) for epoch in (1, 2)]
         assert ends[1] == after
         assert (ends[0].epoch, ends[0].ended) == (1, "failed")
 
@@ -516,9 +516,9 @@ class TestWhileItRuns:
             assert not store.list("live/")
             assert not store.list("history/")
         else:
-            told = Told(tmp_path / "run")
-            assert (told.live(0).ended, len(told.lines(0))) == ("failed", 2)
-            assert told.live(0).error == "ValueError: no data"
+            reader = Told(tmp_path / "run")
+            assert (reader.live(0).ended, len(reader.lines(0))) == ("failed", 2)
+            assert reader.live(0).error == "ValueError: no data"
         assert not ticks.acts
 
     @pytest.mark.parametrize("steps", [1, 5])
@@ -539,13 +539,13 @@ class TestWhileItRuns:
             lambda folder: [(key, None) for key in store.list(folder)],
             lambda key, most: store.get(key),
         )
-        told = reader.look()
-        assert [(key, each.ended) for key, each in told.ends.items()] == [
+        look = reader.look()
+        assert [(key, end.ended) for key, end in look.ends.items()] == [
             ((0, epoch), "failed") for epoch in (1, 2, 3)
         ]
-        assert told.ends[0, 2].error == "ValueError: password=<redacted>, incarnation 2"
-        assert told.live[0] == told.ends[0, 3]
-        assert told.skipped == 0
+        assert look.ends[0, 2].error == "ValueError: password=<redacted>, incarnation 2"
+        assert look.live[0] == look.ends[0, 3]
+        assert look.skipped == 0
 
 
 class TestNothingIsDecidedByIt:
@@ -562,7 +562,7 @@ class TestNothingIsDecidedByIt:
         assert len(Told(uri).lines(0)) > 4
 
     def test_core_has_nothing_that_reads_it(self):
-        """What reads it is in the protocol, and for those who watch."""
+        """Its reader is in the protocol, for those who watch."""
         sources = Path(_telemetry.__file__).parents[1].rglob("*.py")
         text = "".join(source.read_text() for source in sources)
         assert "to_bytes" in text
@@ -695,8 +695,8 @@ print("over")
         monkeypatch.setattr(_telemetry, "_MOST_REPORTS", 2)
         (exchange,) = connected(tmp_path / "run", 1, timing=Timing(repeat=Ticks()))
         train(exchange)
-        told = Told(tmp_path / "run")
-        assert (told.live(0).dropped, len(told.lines(0))) == (2, 2)
+        reader = Told(tmp_path / "run")
+        assert (reader.live(0).dropped, len(reader.lines(0))) == (2, 2)
 
 
 class TestLog:

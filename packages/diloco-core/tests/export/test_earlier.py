@@ -52,13 +52,13 @@ def roll_back(run, sync, states, given_up, epoch=1, before=0):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fragments", [1, 2])
 def test_each_that_is_there_is_what_the_model_was(lab, run, model, caplog, kind, fragments):
-    held = history(lab, run, kind, fragments)
-    found = all_exported(run, model, 8)
+    states = history(lab, run, kind, fragments)
+    exports = all_exported(run, model, 8)
     last = 5 + fragments  # at the end the other fragments are synced once more
-    assert max(found) == last
+    assert max(exports) == last
     if fragments == 1:  # with fragments the model is further on with those that were not synced
-        assert all(identical([found[step], held[step]]) for step in found if step)
-    steps = ", ".join(map(str, found))
+        assert all(identical([exports[step], states[step]]) for step in exports if step)
+    steps = ", ".join(map(str, exports))
     with pytest.raises(RendezvousError, match=rf"the states after outer steps {steps}\."):
         export(run, model, at=99)
     caplog.clear()
@@ -88,8 +88,8 @@ def test_of_several_rollbacks_each_is_obeyed(lab, run, model, tmp_path, damaged)
     roll_back(run, 7, (5,), (6,))
     state = run / "state" / "00000006"
     shutil.copytree(state, tmp_path / "given up")
-    held = history(lab, run, "sharded", syncs=7)
-    assert sorted(held) == [6, 7]
+    states = history(lab, run, "sharded", syncs=7)
+    assert sorted(states) == [6, 7]
     shutil.copytree(tmp_path / "given up", state, dirs_exist_ok=True)
     roll_back(run, 10, (8,), (9,), 2, 7)
     if damaged:  # what goes on from there names the first one
@@ -97,12 +97,12 @@ def test_of_several_rollbacks_each_is_obeyed(lab, run, model, tmp_path, damaged)
         assert export(run, model) == 7
     else:
         assert export(run, model) == 6
-        loads_exactly(model, Adapted, held[6])
+        loads_exactly(model, Adapted, states[6])
         text = r"outer step 7\. It holds the states after outer steps 6\."
         with pytest.raises(RendezvousError, match=text):
             export(run, model, at=7)
     export(run, model, at=6)
-    loads_exactly(model, Adapted, held[6])
+    loads_exactly(model, Adapted, states[6])
 
 
 @pytest.mark.sampled
@@ -112,14 +112,14 @@ def test_of_several_rollbacks_each_is_obeyed(lab, run, model, tmp_path, damaged)
 def test_without_the_record_of_a_rollback_steps_are_counted_right(
     lab, run, model, kind, fragments, harm
 ):
-    """What was given up must not count again: under ``at=`` there would be another model."""
+    """A state that was given up must not count: under ``at=`` there would be another model."""
     history(lab, run, kind, fragments)
     last = 5 + fragments
     kept = {1: (last - 1,), 2: (last - 2, last - 1)}[fragments]
     roll_back(run, last + 1, kept, (last,))
-    held = history(lab, run, kind, fragments, syncs=last + 2)
+    states = history(lab, run, kind, fragments, syncs=last + 2)
     true = all_exported(run, model, 3 * last)
-    assert max(true) >= max(held)
+    assert max(true) >= max(states)
     record = run / commit_key(last + 1)
     record.unlink() if harm == "gone" else record.write_text("torn")
     assert export(run, model) == max(true)
@@ -167,7 +167,7 @@ def test_what_was_damaged_on_its_way_is_opened_and_read_again(
 ):
     """Far away, the first opening may have fetched the wrong bytes ahead."""
     uri = f"memory://{run}" if kind == "far away" else str(run)
-    held = history(lab, uri, "sharded" if kind == "far away" else kind)
+    states = history(lab, uri, "sharded" if kind == "far away" else kind)
     opened = Counter()
 
     def flips(real, key, size=None):
@@ -183,10 +183,10 @@ def test_what_was_damaged_on_its_way_is_opened_and_read_again(
         return reader
 
     meddled(monkeypatch, open=flips, **({"near": False} if kind == "far away" else {}))
-    assert export(uri, model) == max(held)
+    assert export(uri, model) == max(states)
     failed = [key for key, times in opened.items() if times == 2]
     assert caplog.text.count("reading again in") == len(failed) >= 2
-    loads_exactly(model, Adapted, held[max(held)])
+    loads_exactly(model, Adapted, states[max(states)])
 
 
 # A fixed run has no record that says that a shard was there.
@@ -196,7 +196,7 @@ def test_what_was_damaged_on_its_way_is_opened_and_read_again(
     [("fixed", "damage"), *((kind, h) for kind in KINDS[1:] for h in ("damage", "remove"))],
 )
 def test_where_the_newest_is_damaged_it_is_the_one_before(lab, run, model, caplog, kind, harm):
-    held = history(lab, run, kind)
+    states = history(lab, run, kind)
     complete = "*.safetensors" if kind == "fixed" else "*.done.json"
     folders = {path.parent for path in (run / "state").rglob(complete)}
     newest, before = sorted(folders, reverse=True)[:2]
@@ -209,14 +209,14 @@ def test_where_the_newest_is_damaged_it_is_the_one_before(lab, run, model, caplo
     else:
         shard.unlink()
     assert export(run, model) == steps[1]
-    *again, told = [r.getMessage() for r in caplog.records if r.name == "diloco_core"]
+    *again, warning = [r.getMessage() for r in caplog.records if r.name == "diloco_core"]
     assert all(message.startswith("reading again in") for message in again)
-    assert told.startswith(f"the state after outer step {steps[0]} in ")
-    assert shard.name in told
-    assert told.endswith(f". The file holds the state after outer step {steps[1]}.")
-    loads_exactly(model, Adapted, held[steps[1]])
-    said = metadata(model)
-    assert (said["sync"], said["damaged"]) == (str(steps[1]), str(steps[0]))
+    assert warning.startswith(f"the state after outer step {steps[0]} in ")
+    assert shard.name in warning
+    assert warning.endswith(f". The file holds the state after outer step {steps[1]}.")
+    loads_exactly(model, Adapted, states[steps[1]])
+    header = metadata(model)
+    assert (header["sync"], header["damaged"]) == (str(steps[1]), str(steps[0]))
     with pytest.raises(CorruptedObjectError, match=rf"\. Complete states in .*[ ,]{steps[1]}\.$"):
         export(run, model, at=steps[0])
 
@@ -233,7 +233,7 @@ def test_where_the_newest_is_damaged_it_is_the_one_before(lab, run, model, caplo
     ],
 )
 def test_a_newest_state_of_which_something_is_gone_is_named(lab, run, model, caplog, kind, gone):
-    held = history(lab, run, kind)
+    states = history(lab, run, kind)
     removed = [path for part in gone for path in run.glob(part.format(6))]
     assert len(removed) >= len(gone)
     for path in removed:
@@ -241,9 +241,9 @@ def test_a_newest_state_of_which_something_is_gone_is_named(lab, run, model, cap
     before = export(run, model)
     assert before < 6
     assert f"holds the state after outer step {before}, and the run has taken" in caplog.text
-    loads_exactly(model, Adapted, held[before])
-    said = metadata(model)
-    assert (said["sync"], said["behind"]) == (str(before), str(6 - before))
+    loads_exactly(model, Adapted, states[before])
+    header = metadata(model)
+    assert (header["sync"], header["behind"]) == (str(before), str(6 - before))
     text = r"the state after outer step 6 .*is incomplete\. .*Complete states in"
     with pytest.raises(CorruptedObjectError, match=text):
         export(run, model, at=6)

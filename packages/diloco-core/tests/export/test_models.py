@@ -30,7 +30,7 @@ from diloco_core import ConfigurationError, CorruptedObjectError, DiLoCo, export
 
 @pytest.fixture
 def no_pause(monkeypatch):
-    """What is damaged is read again at once."""
+    """A damaged object is read again at once."""
     monkeypatch.setattr("diloco_core._store._reread.REREADS", (0.0, 0.0))
 
 

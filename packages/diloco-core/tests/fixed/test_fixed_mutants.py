@@ -57,7 +57,7 @@ def records_are_put(monkeypatch):
 
 
 def ends_are_put(monkeypatch):
-    """Who gives a rank up takes back what was decided meanwhile."""
+    """A replica that gives a rank up takes back what was decided meanwhile."""
     _puts(monkeypatch, lambda key, data: key.startswith("commits/") and b'"end"' in data)
 
 

@@ -39,7 +39,7 @@ class Failing(Means):
 
 
 def told(change):
-    """What rank 0 comes to when rank 1 has failed, and what it has said about that is changed."""
+    """Return how rank 0 ends when rank 1 has failed and its failure note is changed."""
     result, _ = Failing(2, store=Changing(keys_lab.of("note", rank=1), change)).live(until=2)
     return result
 

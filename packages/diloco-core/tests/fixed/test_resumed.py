@@ -38,7 +38,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(ranks, fragments, adam,
 
 
 def as_undisturbed(run, caplog):
-    """Whether a run has lost nothing, and its fragments have had their turns in the same order.
+    """Check that a run has lost nothing, and its fragments have had their turns in the same order.
 
     An end takes the number of a sync, and with it the turn of a fragment.
     """

@@ -79,7 +79,7 @@ class TestState:
 
     @pytest.mark.parametrize("same", [True, False])
     def test_a_part_of_the_initial_one_is_gone(self, same):
-        """Who has built the same model has it in memory."""
+        """A replica that has built the same model has it in memory."""
         run = Run(2)
         run.live(until=-1)  # which it has reached when it begins
         run.store.remove(lost := newest(run))

@@ -180,7 +180,7 @@ class Slow(Run):
 
 
 def train(new_store, start, seconds):
-    """What such replicas come to whose store is away for a while, and when the last one ended."""
+    """Return how replicas end whose store is away for a while, and when the last one ended."""
     limits = dict.fromkeys(range(3), SHORT)
     run = Slow(3, limits=limits, before=away(start, seconds), store=new_store())
     results = run.live(until=6)

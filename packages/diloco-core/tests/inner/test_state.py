@@ -201,7 +201,7 @@ class TestDamage:
 
     @pytest.mark.parametrize("harm", ["a bit", "another key"])
     def test_what_was_saved_before_is_taken_where_it_is_still_there(self, tmp_path, caplog, harm):
-        """Where the newer one is damaged, or is the whole content of another key."""
+        """Damage the newer one, or make it the whole content of another key."""
         folder = tmp_path / "inner" / "00000"
         _train(tmp_path, 2)
         (older,) = folder.iterdir()

@@ -55,7 +55,7 @@ def random_ended_run(seed):
     """
     chance = random.Random(seed)
     size = chance.randint(2, 3)
-    store, found, salts = CheckedStore(), [], {}
+    store, wrongs_so_far, salts = CheckedStore(), [], {}
     for resume in (False, True):
         faults = [
             Fault(
@@ -72,27 +72,27 @@ def random_ended_run(seed):
         seen = len(read_log(store)[0]) if resume else 0
         outcome = simulate(training, schedule, settings, store=store, most_incarnations=2)
         wrongs = violations(outcome, training)
-        found += [what for what in wrongs if not any(allowed in what for allowed in ENDED)]
-        found += _against_the_end(outcome, read_log(store)[0][seen:], resume=resume)
+        wrongs_so_far += [what for what in wrongs if not any(allowed in what for allowed in ENDED)]
+        wrongs_so_far += _against_the_end(outcome, read_log(store)[0][seen:], resume=resume)
         salts = training.salts
-        if found or outcome.finished:
+        if wrongs_so_far or outcome.finished:
             break
-    return found
+    return wrongs_so_far
 
 
 def _against_the_end(outcome, log, *, resume):
     """What was done although the run had ended, or without an end; ``log`` is what was added."""
-    found, fence, ended = [], {}, False
+    wrongs, fence, ended = [], {}, False
     for record in log:
         if ended and not resume:
-            found.append(f"without resume=True the run went on past an end: {record}")
+            wrongs.append(f"without resume=True the run went on past an end: {record}")
         if isinstance(record, Rollback):
             fence, ended = record.fence, True
             continue
         late = [member for member in record.members if member.epoch <= fence.get(member.rank, 0)]
         if late:
-            found.append(f"incarnations from before an end went past it: {late}")
+            wrongs.append(f"incarnations from before an end went past it: {late}")
     lost = [error for error in outcome.results.values() if isinstance(error, ReplicaLostError)]
     if lost and not ended:
-        found.append(f"a rank was given up, and the log does not say so: {lost}")
-    return found
+        wrongs.append(f"a rank was given up, and the log does not say so: {lost}")
+    return wrongs

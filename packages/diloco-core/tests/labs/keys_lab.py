@@ -35,7 +35,7 @@ _PATTERNS = {
 
 
 class Kept(NamedTuple):
-    """What a key says about its object.
+    """The facts that a key states about its object.
 
     Attributes:
         kind: What the object is; "" if the key says nothing.

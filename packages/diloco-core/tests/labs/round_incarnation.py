@@ -52,7 +52,7 @@ class Request:
 
 @dataclass
 class State:
-    """What an incarnation holds: the counted batches of each shard, and its place in the log."""
+    """The state of an incarnation: the counted batches of each shard, and its place in the log."""
 
     sync: int = 0
     values: list = field(default_factory=list)

@@ -168,10 +168,10 @@ class TestUnchanged:
                     seen.append(net.buffer0.clone())
             return [*seen, *lab.values(net).values()]
 
-        found = exchanges(kind, 2)
-        for exchange in found:
+        replicas = exchanges(kind, 2)
+        for exchange in replicas:
             exchange._store.store = exchange.store = Weighing(exchange.store, sizes)
-        runs = lab.run(replica, found)
+        runs = lab.run(replica, replicas)
         assert all(same_bytes(a, b) for a, b in zip(*runs, strict=True))
         return [[sizes[1 + sync, rank] for rank in range(2)] for sync in range(4)], runs[0]
 
@@ -179,10 +179,10 @@ class TestUnchanged:
     @pytest.mark.parametrize("policy", ["mean", "rank0"])
     @pytest.mark.parametrize("kind", ["store", "sharded", "gather"])
     def test_they_are_sent_by_those_who_changed_them(self, lab, kind, policy):
-        found, values = self.sizes(lab, kind, {(0, 1), (0, 3), (1, 3)}, policy)
+        uploads, values = self.sizes(lab, kind, {(0, 1), (0, 3), (1, 3)}, policy)
         mask = 2**14 if kind != "store" else 2**13  # each sends the other's half
         for sync, changed in enumerate([(), (0,), (), (0, 1)]):
-            for rank, size in enumerate(found[sync]):
+            for rank, size in enumerate(uploads[sync]):
                 sent = rank in changed and not (kind == "store" and rank == 1)  # rank 0's counts
                 assert (size > mask) is sent, (sync, rank, size)
                 assert size < 2000 + mask
@@ -237,7 +237,7 @@ class TestUnchanged:
             def seen(report):
                 if report.committed:
                     copies = [copy.clone() for copy in outer.state_dict()["fragments"][0]["copy"]]
-                    held.setdefault(outer.committed, []).append(copies)
+                    copies_after.setdefault(outer.committed, []).append(copies)
 
             with DiLoCo(net, inner, node.exchange, sync_every=1, on_sync=seen) as outer:
                 while outer.committed < 6:
@@ -253,7 +253,7 @@ class TestUnchanged:
         published = 2 if topology == "gather" else None
         settings = Elastic(2, grace=8.0, topology=topology, publish_every=published)
         for number in range(6):
-            held, chance = {}, random.Random(number)
+            copies_after, chance = {}, random.Random(number)
             faults = [
                 Fault(chance.randrange(3), 1, chance.randint(10, 120), chance.choice(kinds), 60.0)
                 for _ in range(3)
@@ -261,7 +261,7 @@ class TestUnchanged:
             schedule = Schedule(3, seed=number, faults=faults, restart_after=2.0, latency=0.2)
             outcome = simulate(train, schedule, settings, limit=5000.0)
             assert outcome.finished, outcome.errors()
-            for copies in held.values():
+            for copies in copies_after.values():
                 for other in copies:
                     assert all(same_bytes(a, b) for a, b in zip(copies[0], other, strict=True))
 
@@ -277,19 +277,19 @@ class TestWhatIsNotFinite:
         """A causal mask; and values whose sum over three replicas overflows or is rounded."""
         mask = torch.full((4, 4), -INF).triu(1)
         odd = torch.tensor([NAN, INF, 3e38, 0.1, -0.0])
-        for found in synced(lab, kind, [[mask, odd]] * 3, policy):
-            assert same_bytes(found[0], mask)
-            assert same_bytes(found[1], odd)
+        for buffers in synced(lab, kind, [[mask, odd]] * 3, policy):
+            assert same_bytes(buffers[0], mask)
+            assert same_bytes(buffers[1], odd)
 
     @pytest.mark.sampled
     @pytest.mark.parametrize("kind", KINDS)
     def test_infinity_is_a_number_like_others(self, lab, kind):
         """A running maximum begins at -inf, and not everybody has seen something."""
         start, seen = torch.tensor([-INF, -INF]), torch.tensor([-INF, 2.0])
-        for (found,) in synced(lab, kind, [[start]] * 2, later=[[seen], [seen]]):
-            assert found.tolist() == [-INF, 2.0]
-        for (found,) in synced(lab, kind, [[start]] * 2, later=[[seen], [start]]):
-            assert found.tolist() == [-INF, -INF]
+        for (buffer,) in synced(lab, kind, [[start]] * 2, later=[[seen], [seen]]):
+            assert buffer.tolist() == [-INF, 2.0]
+        for (buffer,) in synced(lab, kind, [[start]] * 2, later=[[seen], [start]]):
+            assert buffer.tolist() == [-INF, -INF]
 
     @pytest.mark.sampled
     @pytest.mark.parametrize("policy", ["mean", "rank0"])
@@ -316,10 +316,10 @@ class TestWhatIsNotFinite:
         later = [
             [torch.tensor([1.0, values.get(value, value)], dtype=dtype)] for value in (one, other)
         ]
-        found = synced(lab, kind, [[torch.ones(2, dtype=dtype)]] * 2, later=later, **hurried(kind))
-        owners = [error for error in found if isinstance(error, NonFiniteUpdateError)]
+        ends = synced(lab, kind, [[torch.ones(2, dtype=dtype)]] * 2, later=later, **hurried(kind))
+        owners = [error for error in ends if isinstance(error, NonFiniteUpdateError)]
         assert len(owners) == (1 if kind in {"threads", "store"} else 2)
-        assert all(isinstance(error, (NonFiniteUpdateError, ReplicaLostError)) for error in found)
+        assert all(isinstance(error, (NonFiniteUpdateError, ReplicaLostError)) for error in ends)
         assert {(error.tensor, error.outer_lr) for error in owners} == {("buffer0", None)}
         assert "the mean over the replicas makes tensor 'buffer0' NaN or infinite" in str(owners[0])
 
@@ -346,16 +346,16 @@ class TestDtypes:
         first, second = (
             [[buffer(*one, rank) for one in described] for rank in range(3)] for _ in range(2)
         )
-        for found in synced(lab, kind, first, "rank0", later=second):
-            assert all(same_bytes(a, b) for a, b in zip(found, second[0], strict=True))
+        for buffers in synced(lab, kind, first, "rank0", later=second):
+            assert all(same_bytes(a, b) for a, b in zip(buffers, second[0], strict=True))
 
     @pytest.mark.sampled
     @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.is_floating_point])
     def test_every_floating_point_dtype_has_a_mean(self, lab, dtype):
         later = [[torch.tensor([2.0, 1.0 + 2 * rank]).to(dtype)] for rank in range(2)]
-        for (found,) in synced(lab, "store", [[torch.ones(2).to(dtype)]] * 2, later=later):
-            assert found.float().tolist() == [2.0, 2.0]
-            assert found.dtype is dtype
+        for (buffer,) in synced(lab, "store", [[torch.ones(2).to(dtype)]] * 2, later=later):
+            assert buffer.float().tolist() == [2.0, 2.0]
+            assert buffer.dtype is dtype
 
     @pytest.mark.parametrize(
         ("make", "word"),

@@ -15,7 +15,7 @@ OUTER = {
 
 
 class Elsewhere:
-    """Where tensors are made that say nothing of their device and dtype."""
+    """Return where tensors are made that say nothing of their device and dtype."""
 
     def __init__(self, device, dtype):
         self.device, self.dtype = torch.device(device), dtype

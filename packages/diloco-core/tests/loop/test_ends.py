@@ -16,8 +16,8 @@ def skipping(lab, skipped, steps, **options):
         model, inner, outer, _ = loop(exchange, **options)
         live(model, inner, outer, *range(skipped[exchange.rank], steps))
         copies = [copy.clone() for part in outer.state_dict()["fragments"] for copy in part["copy"]]
-        held = torch.nn.utils.parameters_to_vector(model.parameters())
-        assert torch.equal(held, torch.cat(copies)), "the model is the last committed state"
+        values = torch.nn.utils.parameters_to_vector(model.parameters())
+        assert torch.equal(values, torch.cat(copies)), "the model is the last committed state"
         return lab.values(model), outer.committed
 
     return replica
@@ -32,7 +32,7 @@ class TestSkippedSteps:
         """The flush of one meets a regular sync of another; what nobody is left for is dropped."""
         each = exchanges(kind, len(skipped))
         runs = lab.run(skipping(lab, skipped, steps, sync_every=4), each)
-        assert lab.identical([held for held, _ in runs])
+        assert lab.identical([values for values, _ in runs])
         fewest = min(-(-(steps - one) // 4) for one in skipped)
         assert [committed for _, committed in runs] == [fewest] * len(skipped)
         for rank, one in enumerate(skipped):
@@ -53,7 +53,7 @@ class TestSkippedSteps:
         """The last regular syncs of the others have nobody to meet."""
         options = {"sync_every": 4, "fragments": fragments, "flush": flush}
         runs = lab.run(skipping(lab, skipped, 8, **options), exchanges(kind, len(skipped)))
-        assert lab.identical([held for held, _ in runs])
+        assert lab.identical([values for values, _ in runs])
         (committed,) = {committed for _, committed in runs}
         whole, rest = divmod((8 - max(skipped)) * fragments, 4)
         if flush == "none":
@@ -119,7 +119,7 @@ class TestWithoutAFlush:
     def test_the_tail_is_dropped_and_all_end_the_same(self, lab, kind, fragments, steps):
         options = {"sync_every": 4, "fragments": fragments, "flush": "none"}
         runs = lab.run(skipping(lab, (0, 0, 0), steps, **options), exchanges(kind, 3))
-        assert lab.identical([held for held, _ in runs])
+        assert lab.identical([values for values, _ in runs])
         assert [committed for _, committed in runs] == [steps * fragments // 4] * 3
         if steps == 3 and fragments == 1:
             assert lab.identical([runs[0][0], lab.values(loop()[0])]), "the initial values"
@@ -137,9 +137,9 @@ class TestWithoutAFlush:
         for steps in (5, 1):
             (exchange,) = exchanges(topology, 1, tmp_path, grace=1.0)
             results.append(skipping(lab, (0,), steps, flush="none")(exchange))
-        (held, committed), (again, committed_again) = results
+        (values, committed), (again, committed_again) = results
         assert committed == committed_again == 2
-        assert lab.identical([held, again]), "what was dropped was never in the run"
+        assert lab.identical([values, again]), "what was dropped was never in the run"
 
 
 def test_one_that_was_replaced_by_a_newer_incarnation_does_not_count_as_failed(lab, tmp_path):

@@ -89,18 +89,18 @@ def with_groups(model, options):
 
 def trained(exchange, options, *, raises=False):
     """Return what one replica holds and was told in the end; or what was raised."""
-    model, said = Net(exchange.rank), []
+    model, events = Net(exchange.rank), []
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     options = with_groups(model, options)
     asked = options.get("on_sync")
 
     def on_sync(report):
         values = [report.outer_lr, report.weights, report.bytes_sent, report.bytes_received]
-        said.append([report.sync, report.inner_steps, *map(str, values)])
+        events.append([report.sync, report.inner_steps, *map(str, values)])
         if hasattr(exchange, "store"):
-            said.append(sorted(exchange.store.list(f"inner/{exchange.rank:05}/")))
+            events.append(sorted(exchange.store.list(f"inner/{exchange.rank:05}/")))
         if asked is not None:
-            said.append("asked")
+            events.append("asked")
 
     options = {"sync_every": 4, **options, "on_sync": on_sync}
     try:
@@ -120,7 +120,7 @@ def trained(exchange, options, *, raises=False):
             raise
         return error
     tensors = {name: tensor.flatten().tolist() for name, tensor in model.state_dict().items()}
-    return tensors, said
+    return tensors, events
 
 
 def objects(exchange):
@@ -131,11 +131,11 @@ def objects(exchange):
     store = getattr(exchange, "store", None)
     if store is None:
         return []
-    found = {
+    sizes = {
         key: size for folder in ("inner", "state", "deltas", "unsynced")
         for key, size in store.list(f"{folder}/").items()
     }  # fmt: skip
-    return sorted((key.partition("/")[0], size) for key, size in found.items())
+    return sorted((key.partition("/")[0], size) for key, size in sizes.items())
 
 
 def over(kind, replicas):
@@ -149,35 +149,35 @@ def plain(kind, replicas):
     return run(exchanges(kind, replicas), {})
 
 
-def run(each, options):
-    results = run_replicas(lambda exchange: trained(exchange, options), each)
+def run(exchanges, options):
+    results = run_replicas(lambda exchange: trained(exchange, options), exchanges)
     errors = [result for result in results if isinstance(result, BaseException)]
     refused = [error for error in errors if isinstance(error, ConfigurationError)]
     if refused:
         raise refused[0]
     if errors:
         return sorted(type(error).__name__ for error in errors)
-    return results, [objects(exchange) for exchange in each]
+    return results, [objects(exchange) for exchange in exchanges]
 
 
 def acts_or_is_refused(outcome, name, row):
-    """Whether the option changes what comes out, or is refused by name."""
+    """Check that the option changes what comes out, or is refused by name."""
     try:
         without = outcome(row.beside)
     except ConfigurationError as error:
         assert any(option in str(error) for option in row.beside), error  # noqa: PT017
         return
     try:
-        found = outcome({**row.beside, name: row.value})
+        result = outcome({**row.beside, name: row.value})
     except ConfigurationError as error:
         assert name in str(error), error  # noqa: PT017
     else:
-        assert found != without, f"{name}={row.value!r} does nothing here"
+        assert result != without, f"{name}={row.value!r} does nothing here"
 
 
 def test_the_list_is_complete():
-    given = set(inspect.signature(DiLoCo).parameters)
-    assert given == {*LOOP, "model", "inner_optimizer", "exchange"}
+    parameters = set(inspect.signature(DiLoCo).parameters)
+    assert parameters == {*LOOP, "model", "inner_optimizer", "exchange"}
 
 
 def cases():

@@ -70,7 +70,7 @@ def train(options, syncs, exchange):
 
 
 def continued(kind, before, after):
-    """What replicas come to that continue a run with other settings than it was begun with."""
+    """Return how replicas end that continue a run with other settings than it was begun with."""
     place = f"memory://kept/{next(_places)}"
     count = 5 if "aggregate" in before or "aggregate" in after else 1
     first, second = (

@@ -32,7 +32,7 @@ def train(exchange, learned, delay=0, **options):
     Args:
         learned: For every rank the values of each tensor: what one inner step changes.
     """
-    model = torch.nn.ParameterList([torch.zeros(len(each)).double() for each in learned[0]])
+    model = torch.nn.ParameterList([torch.zeros(len(tensor)).double() for tensor in learned[0]])
     options = {**AVERAGING, "delay": delay, "flush": "none", **options}
     model, inner, outer, reports = loop(exchange, model, **options)
     with outer:
@@ -113,18 +113,18 @@ def test_every_tensor_is_scaled_down_to_the_median(learned, kind, codec, delay, 
             assert each.tolist() == pytest.approx(right, rel=1e-9, abs=1e-9)
         (report,) = reports
         for member, clipping in enumerate(report.clipped):
-            own = [scale[member] for scale in scales]
-            assert clipping.least == pytest.approx(min(own), rel=1e-12)
-            assert clipping.most == pytest.approx(max(own), rel=1e-12)
+            mine = [scale[member] for scale in scales]
+            assert clipping.least == pytest.approx(min(mine), rel=1e-12)
+            assert clipping.most == pytest.approx(max(mine), rel=1e-12)
             assert (clipping.tensor == "") == (clipping.least == 1)
         assert len(report.clipped) == len(learned)
 
 
 def test_only_what_is_clipped_changes():
-    """Where all contributions are the same, clipping leaves every bit as it is."""
+    """Clipping leaves every bit as it is if all contributions are the same."""
     alike = [[[0.1, 0.3], [1e-300]]] * 3
-    (found, _), *_ = run(lambda each: clipped(each, alike), in_process(3))
-    assert [values.tolist() for values in found] == clip_first(alike)[0]
+    (received, _), *_ = run(lambda each: clipped(each, alike), in_process(3))
+    assert [values.tolist() for values in received] == clip_first(alike)[0]
 
 
 def test_with_a_sparse_codec_those_who_send_nothing_do_not_enter_the_median():
@@ -134,7 +134,7 @@ def test_with_a_sparse_codec_those_who_send_nothing_do_not_enter_the_median():
 
 
 def test_clipping_does_not_flow_back_into_the_residual():
-    """What error feedback keeps is what the codec has lost, and not what was scaled away."""
+    """Error feedback keeps what the codec has lost, and not what was scaled away."""
     learned = [[1.0, 0.5], [1.0, 0.5], [512.0, 256.0]]
 
     def replica(exchange):

@@ -70,10 +70,10 @@ class TestTheEnd:
                     model(batch(exchange.rank, step)).pow(2).sum().backward()
                     inner.step()
                 change(model, inner, exchange.rank)
-            held = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-            assert held["gap"].isnan().tolist() == [True, False]
-            held["gap"] = held["gap"].nan_to_num()
-            return held, outer.committed
+            state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+            assert state["gap"].isnan().tolist() == [True, False]
+            state["gap"] = state["gap"].nan_to_num()
+            return state, outer.committed
 
         return lab.run(replica, each or in_process(2))
 
@@ -85,10 +85,10 @@ class TestTheEnd:
         runs = self.runs(lab, apply, **options)
         wanted = self.runs(lab, lambda *_: None, **options)
         if options.get("fragments", 1) == 1:  # otherwise it is part of what the flush syncs
-            assert lab.identical([held for held, _ in runs + wanted])
+            assert lab.identical([state for state, _ in runs + wanted])
             assert ("parameters were changed after the last sync" in caplog.text) == bool(named)
             assert named in caplog.text
-        assert lab.identical([held for held, _ in runs])
+        assert lab.identical([state for state, _ in runs])
 
     def test_what_hooks_do_after_the_last_sync_goes_too(self, lab, caplog):
         def replica(exchange):
@@ -141,9 +141,9 @@ class TestTheEndOfAnElasticRun:
             (tmp_path / "run" / key).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "run" / key).write_bytes(data)
         export(tmp_path / "run", tmp_path / "model.safetensors")
-        held = {rank: result for (rank, _), result in outcome.results.items()}
+        states = {rank: result for (rank, _), result in outcome.results.items()}
         assert not outcome.errors()
-        return held, reports, load_file(tmp_path / "model.safetensors")
+        return states, reports, load_file(tmp_path / "model.safetensors")
 
     def test_a_partial_period_that_is_left_out_is_put_back(self, lab, tmp_path, caplog):
         """And what all have synced is not spoken of."""
@@ -152,8 +152,8 @@ class TestTheEndOfAnElasticRun:
             for _ in range(11 if rank == 2 else 8):
                 step(30.0 if rank == 2 and outer.inner_steps >= 8 else 1.0)
 
-        held, reports, written = self.ends(tmp_path, train, 3)
-        assert lab.identical([*held.values(), written])
+        states, reports, written = self.ends(tmp_path, train, 3)
+        assert lab.identical([*states.values(), written])
         assert not reports[2][-1].committed
         text = (
             "rank 2: the last 5 inner steps of this replica are not in the model, because too few"
@@ -166,9 +166,9 @@ class TestTheEndOfAnElasticRun:
             while outer.committed < 6:
                 step(30.0 if rank == 2 and outer.committed == 4 else 1.0)
 
-        held, reports, written = self.ends(tmp_path, train, 3)
+        states, reports, written = self.ends(tmp_path, train, 3)
         assert "carried" in [report.contribution for report in reports[2]]
-        assert lab.identical([*held.values(), written])
+        assert lab.identical([*states.values(), written])
         assert "inner steps of this replica are not in the model" in caplog.text
 
     @pytest.mark.parametrize("late", ["carry", "drop"])

@@ -67,7 +67,7 @@ def ended(*arguments, **options):
 @pytest.mark.sampled
 @pytest.mark.parametrize("at", range(STEPS))
 def test_with_a_sync_under_way_nothing_that_it_counts_is_learned_twice(tmp_path, at):
-    """Whether or not the sync had been adopted when the replica ended."""
+    """The sync may or may not have been adopted when the replica ended."""
     steps = []
     options = {"sync_every": 4, "delay": 2, "alpha": 0.5, "taken": steps.append}
     ended(alone(tmp_path), STEPS, at, **options)

@@ -76,7 +76,7 @@ class TestValuesThatChange:
 
 
 def test_all_have_their_turn(monkeypatch):
-    """Where nothing tells that values were changed, a part of them is read at every sync."""
+    """A part of the values is read at every sync if nothing tells that they were changed."""
     monkeypatch.setattr(READ_AT_ONCE, 16)
     results = []
     for changed in range(5):

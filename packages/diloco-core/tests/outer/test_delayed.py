@@ -85,7 +85,7 @@ def two_syncs(fate, alpha, accelerator=None):
     ("fate", "alpha"), [("counted", 0.25), ("carried", 0.25), ("carried", 1.0), ("dropped", 0.25)]
 )
 def test_the_values_are_those_of_a_model_on_the_cpu(fate, alpha, late):
-    """What was packed for another fate is packed once more."""
+    """A delta that was packed for another fate is packed once more."""
     ours = two_syncs(fate, alpha, PretendedAccelerator(late=late))
     assert all(map(torch.equal, ours, two_syncs(fate, alpha)))
 

@@ -28,8 +28,8 @@ def a_model():
 def groups_of(model, members, settings):
     """The groups, given the number of the group of every parameter."""
     return [
-        {"params": [p for p, member in zip(model, members, strict=True) if member == number], **own}
-        for number, own in enumerate(settings)
+        {"params": [p for p, of in zip(model, members, strict=True) if of == number], **more}
+        for number, more in enumerate(settings)
     ]
 
 
@@ -75,9 +75,9 @@ def by_torch(replicas, members, settings, parts, steps, make=None):
         if step % 2 == 0:
             continue
         for number in parts[step // 2 % len(parts)]:
-            model[number].grad = sum(each[number] for each in learned) / replicas
-            for each in learned:
-                each[number].zero_()
+            model[number].grad = sum(deltas[number] for deltas in learned) / replicas
+            for deltas in learned:
+                deltas[number].zero_()
         optimizer.step()
         optimizer.zero_grad()
     return [parameter.detach() for parameter in model]
@@ -102,14 +102,14 @@ def test_exactly_what_torch_makes_of_the_same_groups(case, kind, replicas, fragm
     options = {
         f"outer_{name}": 0.5
         for name in ("lr", "momentum")
-        if not all(name in own for own in settings)  # it is refused
+        if not all(name in setting for setting in settings)  # it is refused
     }
     results = run(
         lambda exchange: train(exchange, members, settings, fragments, 6, **options),
         exchanges(kind, replicas),
     )
     wanted = by_torch(replicas, members, settings, results[0][2], 6)
-    rates = tuple(own.get("lr", 0.5) for own in settings)
+    rates = tuple(setting.get("lr", 0.5) for setting in settings)
     for values, reports, _ in results:
         assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(values, wanted, strict=True))
         if kind != "manager":
@@ -213,10 +213,10 @@ def test_one_group_is_what_the_arguments_say(tmp_path):
     """A run that was begun without groups goes on with one that says the same."""
     for resume in (False, True):
         model = torch.nn.Linear(2, 3)
-        own = {"lr": 0.4, "momentum": 0.6}
+        setting = {"lr": 0.4, "momentum": 0.6}
         options = {"outer_lr": 0.4, "outer_momentum": 0.6}
         if resume:
-            options = {"outer_groups": [{"params": model, **own}]}
+            options = {"outer_groups": [{"params": model, **setting}]}
         (exchange,) = exchanges("store", 1, tmp_path, resume=resume)
         model, inner, outer, _ = loop(exchange, model, **options)
         live(model, inner, outer, *range(2))
@@ -239,8 +239,8 @@ def test_modules_parameters_and_lists_of_both(lab):
     assert moved == pytest.approx({"0.weight": 0.5, "0.bias": 0.25, "1.weight": 0.5, "1.bias": 0})
 
 
-def adam(given):
-    return torch.optim.Adam(given, lr=0.1)
+def adam(parameters):
+    return torch.optim.Adam(parameters, lr=0.1)
 
 
 def own(**settings):
@@ -288,8 +288,8 @@ def test_groups_that_do_not_fit(groups, message):
 def test_what_every_group_has_of_its_own_is_refused_beside_them(name, value):
     """A group that leaves it out is as the argument says."""
     model = torch.nn.Linear(2, 3)
-    own = {"lr": 0.25, "momentum": 0.25, "nesterov": False}
-    groups = [{"params": model.weight, **own}, {"params": model.bias, **own}]
+    rates = {"lr": 0.25, "momentum": 0.25, "nesterov": False}
+    groups = [{"params": model.weight, **rates}, {"params": model.bias, **rates}]
     loop(None, model, outer_groups=groups)
     with pytest.raises(ConfigurationError, match=rf"{name}=.* has no effect, since every group"):
         loop(None, model, outer_groups=groups, **{name: value})

@@ -62,7 +62,7 @@ def test_what_cannot_be_planned(options, word):
 
 
 def test_what_can():
-    """How many connections a process may have is not the same on every machine."""
+    """The number of connections that a process may have is not the same on every machine."""
     assert plan_exchange(1e8, 8, 1e9, transfer=Transfer(connections=10**7)).seconds > 0
     plain = plan_exchange(1e6, 4, 1e9, clip="median", tensors=7)
     assert plan_exchange(1e6, np.int64(4), 1e9, clip="median", tensors=np.int64(7)) == plain

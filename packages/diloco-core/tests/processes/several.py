@@ -160,7 +160,7 @@ def part_of(kind, batch):
     process, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if kind == "tensor":  # processes with the same data hold parts of the layers
         process, processes = process // (processes // 2), 2
-    return [each[process::processes] for each in batch]
+    return [row[process::processes] for row in batch]
 
 
 def member(folder, kind, case):
@@ -201,10 +201,10 @@ def member(folder, kind, case):
     if case.get("evaluate"):
         with torch.no_grad():
             model(torch.ones(BATCH, 7).double())
-    told, seen, shown = [], [], []
+    reports, seen, shown = [], [], []
 
     def on_sync(report):
-        told.append(report)
+        reports.append(report)
         seen.append(outer.committed)
 
     options = {"sync_every": 6, "on_sync": on_sync, **case.get("options", {})}
@@ -322,9 +322,9 @@ def member(folder, kind, case):
     outcome = {
         "committed": outer.committed if raised is None else None,
         "inner_steps": outer.inner_steps if began_at is not None else None,
-        "reports": [report.sync for report in told],
+        "reports": [report.sync for report in reports],
         "seen": seen,
-        "rates": [report.outer_lr for report in told],
+        "rates": [report.outer_lr for report in reports],
         "raised": raised,
         "began_at": began_at,
         "shown": shown,
@@ -339,8 +339,8 @@ def plain_values(model):
     """Copies of the whole values of a model, by the names of a plain one."""
     names = {name: plain_name(model, name) for name in model.state_dict()}
     return {
-        names[name]: (each.full_tensor() if hasattr(each, "full_tensor") else each).detach().clone()
-        for name, each in model.state_dict().items()
+        names[name]: (part.full_tensor() if hasattr(part, "full_tensor") else part).detach().clone()
+        for name, part in model.state_dict().items()
     }
 
 

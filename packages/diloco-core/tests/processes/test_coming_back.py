@@ -39,7 +39,7 @@ def test_killed_between_two_fragments_they_go_on_with_what_they_had_learned(tmp_
     ended = run(tmp_path, "parts", [("fsdp", 2)], {**case, "asks": True})
     back = results(tmp_path / "parts", [("fsdp", 2)])
     assert all(same(expected, values) for values, _ in back)
-    assert [said["began_at"] for _, said in back] == [9, 9]
+    assert [outcome["began_at"] for _, outcome in back] == [9, 9]
     assert "no data loader was restored with it" in ended[0, 0][1]
 
 
@@ -53,7 +53,7 @@ def test_buffers_that_are_not_synced_come_back_on_each_process(tmp_path):
         same(expected, values) for (expected, _), (values, _) in zip(whole, back, strict=True)
     )
     assert not same(whole[0][0], whole[1][0]), "each process has seen its own half"
-    assert [said["committed"] for _, said in (*whole, *back)] == [4] * 4
+    assert [outcome["committed"] for _, outcome in (*whole, *back)] == [4] * 4
 
 
 @pytest.mark.processes
@@ -69,8 +69,8 @@ def test_a_process_that_fails_while_the_leader_waits_ends_all(tmp_path):
     case = {"told_at_join": [1, signal.SIGINT], "connect": {"join_timeout": 60.0}}
     ended = wait(start(tmp_path / "run", replicas, 0, case))
     assert "KeyboardInterrupt" in ended[1][1], ended
-    said = json.loads((tmp_path / "run" / "0-0.json").read_text())
-    assert said["raised"] == (
+    outcome = json.loads((tmp_path / "run" / "0-0.json").read_text())
+    assert outcome["raised"] == (
         "ProcessFailedError: process 1 of this replica has failed: KeyboardInterrupt"
     )
 
@@ -93,7 +93,7 @@ def test_a_run_of_other_numbers_of_processes_is_resumed_exactly(tmp_path):
     trained(tmp_path, "parts", [("ddp", 2), ("ddp", 2)], {**case, "steps": 18})
     resumed = {**case, "connect": {"resume": True}}
     back = trained(tmp_path, "parts", [("plain", 1), ("fsdp", 2)], resumed)
-    assert [told["began_at"] for _, told in back] == [18] * 3
+    assert [outcome["began_at"] for _, outcome in back] == [18] * 3
     assert back[0][1]["shown"] == back[1][1]["shown"]
     (before,), (expected,) = back[0][1]["shown"], whole[0][1]["shown"]
     for name, end in whole[0][0].items():
@@ -108,10 +108,10 @@ def test_the_others_fail_where_the_leader_is_killed(tmp_path):
     ended = run(tmp_path, "run", [("plain", 3)], {"kill": [8, 0]})
     assert [status for status, _ in ended.values()] == [-signal.SIGKILL, 0, 0], ended
     for process in (1, 2):
-        said = json.loads((tmp_path / "run" / f"0-{process}.json").read_text())
+        outcome = json.loads((tmp_path / "run" / f"0-{process}.json").read_text())
         gone = "process 0 of this replica has failed: it is gone"
         unknown = "another process of this replica"  # nothing has reaped it yet
-        assert said["raised"].removeprefix("ProcessFailedError: ").startswith((gone, unknown))
+        assert outcome["raised"].removeprefix("ProcessFailedError: ").startswith((gone, unknown))
 
 
 @pytest.mark.slow
@@ -133,8 +133,8 @@ def test_a_leader_that_is_stopped_is_named(tmp_path):
     leader, other = start(tmp_path / "run", [("plain", 2)], 0, case)
     other.communicate()
     leader.kill()
-    said = json.loads((tmp_path / "run" / "0-1.json").read_text())
-    assert said["raised"].startswith(
+    outcome = json.loads((tmp_path / "run" / "0-1.json").read_text())
+    assert outcome["raised"].startswith(
         "ProcessFailedError: process 0 of this replica has failed: it does not answer. It has taken"
     )
 

@@ -21,7 +21,7 @@ PROCESSES, TENSORS = 3, 4
 
 
 class Collectives:
-    """What all processes have to enter together; entering different ones is an error."""
+    """Calls that all processes have to enter together; entering different ones is an error."""
 
     def __init__(self):
         self._barrier = threading.Barrier(PROCESSES, timeout=60)
@@ -92,16 +92,16 @@ class Loop:
         self._syncs(self)
 
 
-def play(script, own, inner, process):
+def play(script, tensors, inner, process):
     """Return what the leader does, step by step."""
 
     def act(_):
         for what, number in script:
             match what:
                 case "ask":
-                    own["ask"]([own["twin"][number]])
+                    tensors["ask"]([tensors["twin"][number]])
                 case "write":
-                    own["twin"][number].add_(1)
+                    tensors["twin"][number].add_(1)
                 case "raise":
                     raise SyncError("a peer was lost")
                 case "told":

@@ -39,7 +39,7 @@ def lines(folder, rank):
     ids=["fixed", "elastic and delayed"],
 )
 def test_it_is_that_of_the_replica(tmp_path, kinds, case):
-    """What process 0 has logged is written, with the steps of the replica."""
+    """The metrics that process 0 has logged are written, with the steps of the replica."""
     replicas = [(kind, 2) for kind in kinds]
     folder = tmp_path / "run"
     case = {**case, "log": True, "hang": [4, 0]}

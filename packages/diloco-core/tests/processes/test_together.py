@@ -80,13 +80,13 @@ def check_alike(alone, folder, replicas, case):
     (expected, told), (other, _) = alone
     assert all(torch.equal(expected[name], other[name]) for name in expected)
     first = several[0][0]
-    for values, said in several:
+    same = ("committed", "reports", "rates", "seen")
+    for values, outcome in several:
         assert all(torch.equal(first[name], values[name]) for name in first), "bit for bit"
-        assert (said["committed"], said["reports"]) == (told["committed"], told["reports"])
-        assert (said["rates"], said["seen"]) == (told["rates"], told["seen"])
+        assert [outcome[key] for key in same] == [told[key] for key in same]
     for name, value in expected.items():
         torch.testing.assert_close(first[name], value, rtol=0, atol=1e-12)
-    places = [said["place"] for _, said in several]
+    places = [outcome["place"] for _, outcome in several]
     assert places == [
         [rank, 2, process, processes]
         for rank, (_, processes) in enumerate(replicas)
@@ -100,9 +100,9 @@ def check_alike(alone, folder, replicas, case):
 def test_a_sharded_model_may_be_as_people_have_it(tmp_path, how):
     (expected, _), _ = trained(tmp_path, "alone", PLAIN, {"how": how})
     (first, told), *others = trained(tmp_path, "run", [("plain", 1), ("fsdp", 2)], {"how": how})
-    for values, said in others:
+    for values, outcome in others:
         assert all(torch.equal(first[name], values[name]) for name in first), "bit for bit"
-        assert said["committed"] == told["committed"] == 4
+        assert outcome["committed"] == told["committed"] == 4
     near = 0.1 if how == "bf16" else 1e-12
     for name, value in expected.items():
         torch.testing.assert_close(first[name], value, rtol=0, atol=near)
@@ -117,16 +117,16 @@ def test_process_0_has_copies_of_the_committed_values(tmp_path, kind):
     unseen, *_ = trained(tmp_path, "unseen", [(kind, 2)] * 2, {})
     several = trained(tmp_path, "several", [(kind, 2)] * 2, case)
     assert all(torch.equal(unseen[0][name], several[0][0][name]) for name in unseen[0])
-    shown = [told["shown"] for _, told in several]
+    shown = [outcome["shown"] for _, outcome in several]
     assert shown[1] == shown[3] == [{}] * 4, "the others have none"
     assert shown[0] == shown[2], "equal on all replicas"
     assert len(shown[0]) == 4
     for state, expected in zip(shown[0], alone[0][1]["shown"], strict=True):
         assert state.keys() == expected.keys()
         for name, values in expected.items():
-            found = torch.tensor(state[name], dtype=torch.float64)
+            copied = torch.tensor(state[name], dtype=torch.float64)
             expected_values = torch.tensor(values, dtype=torch.float64)
-            torch.testing.assert_close(found, expected_values, rtol=0, atol=1e-12)
+            torch.testing.assert_close(copied, expected_values, rtol=0, atol=1e-12)
 
 
 @pytest.mark.processes
@@ -136,11 +136,11 @@ def test_all_processes_evaluate_the_committed_model(tmp_path, kind, how):
     case = {"evaluated_at": [0, 8, 12, 15], "how": how}
     unseen, *_ = trained(tmp_path, "unseen", [(kind, 2)] * 2, {"how": how})
     several = trained(tmp_path, "several", [(kind, 2)] * 2, case)
-    assert [told["raised"] for _, told in several] == [None] * 4
+    assert [outcome["raised"] for _, outcome in several] == [None] * 4
     assert all(torch.equal(unseen[0][name], several[0][0][name]) for name in unseen[0])
     moved = how == "buffers"  # a forward pass right after a sync has changed the buffers
-    for _, told in several:
-        assert [each["differ"] for each in told["shown"]] == [moved, True, moved, True]
+    for _, outcome in several:
+        assert [shown["differ"] for shown in outcome["shown"]] == [moved, True, moved, True]
 
 
 @pytest.mark.processes
@@ -159,9 +159,9 @@ def test_a_model_that_spans_replicas_is_refused(tmp_path, by, words):
     """Also DDP of as many processes as a replica has, one of each replica."""
     case = {"one_world": True, "spans": by}
     outcomes = trained(tmp_path, "run", [("plain", 2), ("plain", 2)], case)
-    for (_, said), here in zip(outcomes, [[0, 1], [0, 1], [2, 3], [2, 3]], strict=True):
-        problem = words.format(here, [0, 2])
-        assert said["raised"] == f"ConfigurationError: process 0 of this replica: {problem}"
+    for (_, outcome), ranks in zip(outcomes, [[0, 1], [0, 1], [2, 3], [2, 3]], strict=True):
+        problem = words.format(ranks, [0, 2])
+        assert outcome["raised"] == f"ConfigurationError: process 0 of this replica: {problem}"
     assert not (tmp_path / "run" / "store" / "manifest.json").exists()
 
 
@@ -171,9 +171,9 @@ def test_replicas_of_any_size_meet_in_one_run(tmp_path):
     (expected, _), *_ = trained(tmp_path, "alone", [("plain", 1)] * 3, case)
     sizes = [("fsdp", 4), ("ddp", 2), ("plain", 1)]
     (first, told), *others = trained(tmp_path, "several", sizes, case)
-    for values, said in others:
+    for values, outcome in others:
         assert all(torch.equal(first[name], values[name]) for name in first), "bit for bit"
-        assert said["reports"] == told["reports"]
+        assert outcome["reports"] == told["reports"]
     # A value that lies between two codes may be rounded to the other one.
     code = max(scales_of_codes(tmp_path / "alone" / "store"))
     for name, value in expected.items():
@@ -207,10 +207,10 @@ def test_synced_buffers_are_those_of_the_leaders_on_all_processes(tmp_path):
 def test_a_rate_that_any_process_sets_holds_where_syncs_come_after_seconds(tmp_path):
     # The only sync comes where the block is left, long after the processes have met for steps.
     case = {"seconds": 1000, "rate": [3, 1, 0.5], "connect": {"min_replicas": 1}}
-    (first, told), (second, other) = trained(tmp_path, "run", [("ddp", 2)], case)
+    (first, outcome), (second, other) = trained(tmp_path, "run", [("ddp", 2)], case)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    assert told["reports"] == other["reports"]
-    assert told["rates"][-1] == other["rates"][-1] == 0.5
+    assert outcome["reports"] == other["reports"]
+    assert outcome["rates"][-1] == other["rates"][-1] == 0.5
 
 
 @pytest.mark.sampled
@@ -310,11 +310,11 @@ def test_a_rate_that_any_process_sets_holds_where_syncs_come_after_seconds(tmp_p
 )
 def test_an_error_is_the_same_on_all_of_them(tmp_path, kind, case, words):
     outcomes = trained(tmp_path, "failed", [(kind, 2)], case)
-    raised = [said["raised"] for _, said in outcomes]
+    raised = [outcome["raised"] for _, outcome in outcomes]
     assert raised[0] == raised[1]
     assert raised[0].startswith(words)
     if "unreadable" in case:
-        assert [said["inner_steps"] for _, said in outcomes] == [6, 6]
+        assert [outcome["inner_steps"] for _, outcome in outcomes] == [6, 6]
 
 
 @pytest.mark.processes
@@ -352,6 +352,6 @@ def test_steps_outside_the_block_are_refused(tmp_path):
     ids=["negative", "not by tokens", "no number", "rate"],
 )
 def test_a_number_that_is_not_allowed_is_refused_where_it_is_given(tmp_path, case, words):
-    _, (_, said) = trained(tmp_path, "run", [("plain", 2)], case)
-    assert said["raised"].startswith(f"ConfigurationError: {words}")
-    assert said["inner_steps"] == 0
+    _, (_, outcome) = trained(tmp_path, "run", [("plain", 2)], case)
+    assert outcome["raised"].startswith(f"ConfigurationError: {words}")
+    assert outcome["inner_steps"] == 0

@@ -36,7 +36,7 @@ from ._store import SimulatedStore
 
 @dataclass(slots=True)
 class Recomputed:
-    """What :func:`recompute` has found.
+    """The findings of :func:`recompute`.
 
     Attributes:
         values: For every sync, the values of all fragments after it, if they are known.

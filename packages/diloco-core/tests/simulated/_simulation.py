@@ -36,7 +36,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What happens in a simulated run.
+    """The events of a simulated run.
 
     Attributes:
         world_size: Number of ranks.
@@ -103,7 +103,7 @@ class Node:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a simulated run.
+    """The outcome of a simulated run.
 
     Attributes:
         store: The store at the end.

@@ -63,7 +63,7 @@ class SimulatedStore:
         self._replace(key, data)
 
     def damage(self, key: str, data: bytes) -> None:
-        """What an object holds has changed, and nobody has written it."""
+        """The content of an object has changed, and nobody has written it."""
         self._replace(key, data)
 
     def has_successor(self, key: str) -> bool:

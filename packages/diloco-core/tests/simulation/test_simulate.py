@@ -104,11 +104,11 @@ def one_core():
 @pytest.mark.usefixtures("one_core")
 def test_it_is_what_real_processes_do_to_the_bit(tmp_path, setting):
     running = [WarmProcess(tmp_path / f"{n}", real, str(tmp_path), n, 3, setting) for n in range(3)]
-    assert [each.communicate()[::2] for each in running] == [(0, "")] * 3
+    assert [process.communicate()[::2] for process in running] == [(0, "")] * 3
     reals = [torch.load(tmp_path / f"{rank}.pt") for rank in range(3)]
     rows, losses, end = simulated(setting, 3)
-    assert losses == [each["losses"] for each in reals]
-    assert identical([end, *(each["model"] for each in reals)])
+    assert losses == [process["losses"] for process in reals]
+    assert identical([end, *(process["model"] for process in reals)])
     assert rows[0]["syncs"] == reals[0]["syncs"]
 
 
@@ -144,7 +144,7 @@ def test_one_replica_runs_at_a_time_and_nothing_stays():
     assert first == second
     assert len(most) == 36
     assert max(most) == 1
-    assert {each for each in set(threading.enumerate()) - threads if "simul" in each.name} == set()
+    assert not [one for one in set(threading.enumerate()) - threads if "simul" in one.name]
     assert not any("diloco-simulated" in key for key in MemoryFileSystem.store)
 
 
@@ -253,7 +253,7 @@ def test_too_few_batches_and_other_errors_end_all_replicas():
 
     with pytest.raises(ArithmeticError, match="batch of rank 0"):
         simulate(model_fn, failing, **few)
-    assert not [each for each in threading.enumerate() if "simul" in each.name]
+    assert not [thread for thread in threading.enumerate() if "simul" in thread.name]
 
 
 def test_models_that_differ_are_refused():

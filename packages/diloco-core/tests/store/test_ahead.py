@@ -49,7 +49,7 @@ def test_several_are_fetched_at_a_time_and_each_once(store, small_s3):
 
 
 def test_less_memory_than_is_announced_is_enough(store, small_s3):
-    """What is used next is there, and nothing waits for ever, in whatever order it is read."""
+    """The part that is used next is read in time, in whatever order, and nothing hangs."""
     store.background.budget = 400_000
     small_s3.log.clear()
     with ExitStack() as stack:
@@ -222,7 +222,7 @@ def test_the_next_one_is_made_while_the_others_are_under_way(threaded):
 
 
 def test_nothing_runs_any_more_once_it_is_closed(threaded):
-    """What an upload reads may change then."""
+    """The bytes that an upload reads may change then."""
     begun, go_on, ended = threading.Event(), threading.Event(), []
 
     def act():

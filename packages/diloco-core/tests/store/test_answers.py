@@ -1,4 +1,4 @@
-"""What services really answer: the code decides, not the status. Real HTTP, both drivers for S3.
+"""Answers of real services: the code decides, not the status. Real HTTP, both drivers for S3.
 
 The answers of GCS and Azure are those that their libraries raise: their own code where it is
 installed, else what it raises.

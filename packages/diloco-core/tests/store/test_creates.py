@@ -59,7 +59,7 @@ def test_a_store_that_ignores_conditions_is_found_out(store, small_s3):
 
 @pytest.mark.parametrize("when", ["it opens", "it creates", "an answer is lost"])
 def test_a_bit_that_flips_on_its_way_is_no_fault_of_the_store(driver, small_s3, when):
-    """Where an answer is lost, the first create takes its own object for another one's."""
+    """The first create, if its answer is lost, takes its own object for another one's."""
     probes = {"part": "/bucket/run/probes/"}
     if when == "it opens":
         small_s3.fail("flip", "GET", times=2, **probes)

@@ -38,7 +38,7 @@ class RecordingDriver(FsspecDriver):
         self._pipe(key, b"".join(blocks), sending.exclusive)
 
     def during(self):
-        """What else happens while something goes up."""
+        """Do something else while an upload goes on."""
 
 
 @pytest.fixture(params=[0, 2], ids=["sends what it was given", "copies twice"])

@@ -114,8 +114,8 @@ class Replicas:
         self.results = run_replicas(replica, in_process(REPLICAS))
 
 
-def refused(result, told):
-    with pytest.raises(MismatchError, match=f"(?s){told}"):
+def refused(result, words):
+    with pytest.raises(MismatchError, match=f"(?s){words}"):
         raise result
 
 
@@ -253,23 +253,23 @@ class TestAverages:
     @pytest.mark.parametrize("replicas", [1, 2, 3, 7, 1000])
     def test_equal_things_agree_however_they_are_averaged(self, replicas):
         things = [Compared(str(number), f"value {number}", "") for number in range(5)]
-        own = numbers(things)
-        one_by_one = sum(own.div(replicas) for _ in range(replicas))
-        at_once = own.mul(replicas).mul(1 / replicas)
+        sums = numbers(things)
+        one_by_one = sum(sums.div(replicas) for _ in range(replicas))
+        at_once = sums.mul(replicas).mul(1 / replicas)
         assert first_difference(things, one_by_one) is None
         assert first_difference(things, at_once) is None
 
     def test_own_numbers_in_an_average_hide_nothing(self):
         """Three replicas of which one has just the mean of the other two."""
         things = [Compared("a", "x", "")]
-        own = numbers(things)
-        above, below = own.clone(), own.clone()
+        sums = numbers(things)
+        above, below = sums.clone(), sums.clone()
         for tensor, by in ((above, 1.0), (below, -1.0)):
             tensor[:, :8] += by
             tensor[:, 8:] = tensor[:, :8] ** 2
-        mean = torch.stack([own, above, below]).mean(dim=0)
-        assert torch.equal(mean[:, :8], own[:, :8])
-        assert torch.equal(own[:, 8:], own[:, :8] ** 2)
+        mean = torch.stack([sums, above, below]).mean(dim=0)
+        assert torch.equal(mean[:, :8], sums[:, :8])
+        assert torch.equal(sums[:, 8:], sums[:, :8] ** 2)
         assert first_difference(things, mean) is not None
-        nothing = torch.full_like(own, float("nan"))
+        nothing = torch.full_like(sums, float("nan"))
         assert first_difference(things, nothing) is not None, "what is no number is no agreement"

@@ -87,8 +87,8 @@ def check_same(end, expected):
     assert end["digest"] == expected["digest"]
     for counter in ("step", "inner_steps", "epoch"):
         assert end[counter] == expected[counter]
-    logged = {each["step"]: each["loss"] for each in expected["log"] if "loss" in each}
-    again = {each["step"]: each["loss"] for each in end["log"] if "loss" in each}
+    logged = {entry["step"]: entry["loss"] for entry in expected["log"] if "loss" in entry}
+    again = {entry["step"]: entry["loss"] for entry in end["log"] if "loss" in entry}
     assert again.items() <= logged.items()
 
 
@@ -116,9 +116,9 @@ def test_a_killed_replica_of_two_processes_ends_as_one_that_was_not(tmp_path, st
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["", "with a handler of the trainer's own"])
-def test_sigterm_saves_and_leaves(tmp_path, tmp_path_factory, own):
+def test_sigterm_saves_and_leaves(tmp_path, tmp_path_factory, jit):
     expected = undisturbed(tmp_path_factory.getbasetemp(), "three epochs")
-    case = {"arguments": {"enable_jit_checkpoint": own}}
+    case = {"arguments": {"enable_jit_checkpoint": jit}}
     output, _ = run(tmp_path / "run", code=TERMINATED, signal=[13, "SIGTERM"], **case)
     assert "told to end (SIGTERM) after inner step 14" in output
     output, end = run(tmp_path / "run", **case)
@@ -128,12 +128,12 @@ def test_sigterm_saves_and_leaves(tmp_path, tmp_path_factory, own):
 
 def test_replicas_end_with_the_same_model(tmp_path):
     replicas = [start(tmp_path / "run", rank, 2) for rank in range(2)]
-    for each in replicas:
-        output, _ = each.communicate()
-        assert each.returncode == 0, output
+    for process in replicas:
+        output, _ = process.communicate()
+        assert process.returncode == 0, output
     ends = [json.loads((tmp_path / "run" / f"end-{rank}.json").read_text()) for rank in range(2)]
     assert ends[0]["digest"] == ends[1]["digest"]
-    losses = [[each["loss"] for each in end["log"] if "loss" in each] for end in ends]
+    losses = [[entry["loss"] for entry in end["log"] if "loss" in entry] for end in ends]
     assert losses[0] != losses[1]
 
 
@@ -183,9 +183,9 @@ def test_a_replica_that_is_back_tells_the_mean_loss_of_its_own_steps(tmp_path, l
     with pytest.raises(LookupError):
         lone(tmp_path, fails=20)
     log = lone(tmp_path)["log"]
-    losses = [each["loss"] for each in log if "loss" in each]
+    losses = [entry["loss"] for entry in log if "loss" in entry]
     assert len(losses) < 33 - 18 + 1
-    (mean,) = [each["train_loss"] for each in log if "train_loss" in each]
+    (mean,) = [entry["train_loss"] for entry in log if "train_loss" in entry]
     assert mean == pytest.approx(sum(losses) / len(losses), abs=1e-4)
 
 
@@ -287,17 +287,17 @@ def test_metrics_go_both_ways(tmp_path, lone):
     metrics = json.loads(key.read_text())["metrics"]
     assert {"loss", "learning_rate", "grad_norm"} <= metrics.keys()
     assert not any(name.startswith("diloco") for name in metrics)
-    syncs = [each["diloco_sync"] for each in end["log"] if "diloco_sync" in each]
+    syncs = [entry["diloco_sync"] for entry in end["log"] if "diloco_sync" in entry]
     assert syncs == list(range(1, 12))
-    assert sum("loss" in each for each in end["log"]) == 33
+    assert sum("loss" in entry for entry in end["log"]) == 33
 
 
 def test_an_error_ends_the_other_replica_too(tmp_path):
     soon = {"return_within": 0.0}
     failing = start(tmp_path / "run", 0, 2, fails=5, connect=soon)
     replicas = [failing, start(tmp_path / "run", 1, 2, connect=soon)]
-    outputs = [each.communicate()[0] for each in replicas]
-    assert [each.returncode for each in replicas] == [1, 1]
+    outputs = [replica.communicate()[0] for replica in replicas]
+    assert [replica.returncode for replica in replicas] == [1, 1]
     assert "LookupError: the trainer has failed" in outputs[0]
     assert "rank 0" in outputs[1]
     assert "LookupError: the trainer has failed" in outputs[1]
@@ -336,7 +336,7 @@ def test_the_last_sync_before_an_early_stop_is_logged(tmp_path):
     trainer = replica.make_trainer(tmp_path, 0, wanted, callbacks=[callback, Stops()])
     trainer.train()
     history = trainer.state.log_history
-    assert [each["diloco_sync"] for each in history if "diloco_sync" in each] == [1, 2]
+    assert [entry["diloco_sync"] for entry in history if "diloco_sync" in entry] == [1, 2]
     assert callback.outer.inner_steps == 4
 
 
