@@ -8,6 +8,8 @@ from diloco_core import Elastic
 from diloco_core._run._records._keys import claim_key, commit_key
 from diloco_core._store._api import RECORD_BYTES
 
+pytestmark = pytest.mark.sampled
+
 LARGE = bytes(RECORD_BYTES + 1)
 SYNCS = 3
 
@@ -78,7 +80,6 @@ def some(keys, first):
     return list({key.partition("/")[0]: key for key in keys}.values())[first::2]
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("resume", [True, "newest-whole"])
 def test_in_the_place_of_an_object(stopped, resume):
     live, objects, _ = stopped
@@ -86,7 +87,6 @@ def test_in_the_place_of_an_object(stopped, resume):
         same_end(live, objects, key, objects[key][:-9], syncs=SYNCS + 1, resume=resume)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("resume", [True, "newest-whole"])
 def test_where_nothing_was_yet(stopped, resume):
     live, objects, keys = stopped
@@ -94,7 +94,6 @@ def test_where_nothing_was_yet(stopped, resume):
         same_end(live, objects, key, b"stray", syncs=SYNCS + 1, resume=resume)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 @pytest.mark.parametrize("key", [claim_key(0, 1), claim_key(0, 2), commit_key(2), commit_key(3)])
 def test_while_the_run_goes_on(topology, key):

@@ -1,22 +1,9 @@
 """Share what all tests of elastic runs need."""
 
 import pytest
-import torch
 
 from diloco_core import Elastic
 from diloco_core._run._sync._compute import Computation
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """A simulated replica computes next to nothing.
-
-    More threads would only wait for one another.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ import itertools
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from simulated import KINDS, CheckedStore, Fault, Schedule, SimulatedTraining, simulate, violations
+from schedules_lab import drawn_schedule, drawn_state
+from simulated import CheckedStore, Fault, Schedule, SimulatedTraining, simulate, violations
 
 from diloco_core import Elastic, Seconds
 
@@ -15,24 +16,8 @@ _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 @st.composite
 def _runs(draw):
-    world_size = draw(st.integers(2, 4))
-    fault = st.builds(
-        Fault,
-        rank=st.integers(0, world_size - 1),
-        incarnation=st.integers(1, 2),
-        operation=st.integers(1, 130),
-        kind=st.sampled_from(KINDS),
-        seconds=st.sampled_from([0.5, 5.0, 60.0, 400.0]),
-    )
-    start = st.sampled_from([0.0, 0.01, 1.0, 40.0])
-    schedule = Schedule(
-        world_size,
-        seed=draw(st.integers(0, 2**16)),
-        starts=draw(st.lists(start, min_size=world_size, max_size=world_size)),
-        faults=draw(st.lists(fault, max_size=9)),
-        restart_after=draw(st.sampled_from([0.1, 5.0, 90.0])),
-        latency=draw(st.sampled_from([0.001, 0.05, 1.0])),
-    )
+    schedule = drawn_schedule(draw, st.integers(2, 4), [0.5, 5.0, 60.0, 400.0], 9)
+    world_size = schedule.world_size
     topology = draw(st.sampled_from(["sharded", "gather"]))
     elastic = Elastic(
         draw(st.integers(1, world_size)),
@@ -42,14 +27,8 @@ def _runs(draw):
         publish_every=draw(st.integers(1, 3)) if topology == "gather" else None,
         retention=draw(st.integers(1, 2)),
     )
-    state_codec, full_state_every = "plain", None
-    if elastic.topology == "sharded" and draw(st.integers(0, 2)) == 0:
-        state_codec = draw(st.sampled_from(["int8", "e2m1", "bf16"]))
-        full_state_every = draw(st.integers(1, 4))
-    # Shards are cut between the blocks of codecs, so smaller fragments would have only one that is
-    # not empty.
-    blocks = [(300,), (70, 40)] if full_state_every else []
-    sizes = draw(st.sampled_from([(40,), (40, 30), *blocks]))
+    state = drawn_state(draw, encoded=topology == "sharded")
+    sizes = state["sizes"]
     lossy = [("bf16", False), ("int8", False), ("int8", True), ("int8", 0.9), ("topk64", 0.95)]
     codec, feedback = draw(st.sampled_from([("plain", False), ("plain", False), *lossy]))
     delay, alpha = draw(
@@ -65,7 +44,7 @@ def _runs(draw):
         schedule,
         elastic,
         {
-            "sizes": sizes,
+            **state,
             "sync_every": every or (3 * len(sizes) if delay else 2),
             "paces": draw(st.lists(pace, min_size=world_size, max_size=world_size))
             if every
@@ -78,8 +57,6 @@ def _runs(draw):
             "wishes": wishes,
             "weight": None if every is not None and weight == "equal" else weight,
             "clip": draw(st.booleans()),
-            "state_codec": state_codec,
-            "full_state_every": full_state_every,
             "groups": len(sizes) > 1 and draw(st.booleans()),
         },
     )

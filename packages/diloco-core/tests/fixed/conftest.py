@@ -1,24 +1,11 @@
 """Hold what all tests of fixed membership have in common."""
 
 import pytest
-import torch
 from simulated import SimulatedStore
 from strict_lab import STORES, Overwriting
 from training_lab import Clock
 
 from diloco_core import StoreExchange, Timing
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """A simulated replica computes next to nothing.
-
-    More threads would only wait for one another.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=[SimulatedStore, Overwriting], ids=["deciding", "overwriting"])

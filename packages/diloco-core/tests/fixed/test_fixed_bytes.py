@@ -10,6 +10,8 @@ from training_lab import fill, identical, push, run, values
 
 from diloco_core import DiLoCo, StoreExchange, Timing, in_process
 
+pytestmark = pytest.mark.sampled
+
 LIMITS = Timing(join_timeout=60.0, sync_timeout=60.0, beat_interval=10.0, lost_after=600.0)
 STEPS = 12
 
@@ -75,7 +77,6 @@ OPTIONS = {
 }
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_they_are_those_of_threads(name, ranks, exchanges, tmp_path):
@@ -87,7 +88,6 @@ def test_they_are_those_of_threads(name, ranks, exchanges, tmp_path):
         assert identical(stored)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
     "name", ["plain", "weighed", "feedback", "own buffers", "Adam", "mixed", "encoded state"]
 )

@@ -4,8 +4,8 @@ import pytest
 from fixed_lab import random_ended_run, random_run, wrong
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from schedules_lab import drawn_schedule, drawn_state
 from simulated import (
-    KINDS,
     CheckedStore,
     Fault,
     Fixed,
@@ -21,39 +21,16 @@ LOST_AFTER = 90.0
 
 @st.composite
 def _runs(draw):
-    world_size = draw(st.integers(1, 4))
-    fault = st.builds(
-        Fault,
-        rank=st.integers(0, world_size - 1),
-        incarnation=st.integers(1, 2),
-        operation=st.integers(1, 130),
-        kind=st.sampled_from(KINDS),
-        seconds=st.sampled_from([0.5, 5.0, 60.0]),
-    )
-    start = st.sampled_from([0.0, 0.01, 1.0, 40.0])
-    schedule = Schedule(
-        world_size,
-        seed=draw(st.integers(0, 2**16)),
-        starts=draw(st.lists(start, min_size=world_size, max_size=world_size)),
-        faults=draw(st.lists(fault, max_size=7)),
-        restart_after=draw(st.sampled_from([0.1, 5.0, 90.0])),
-        latency=draw(st.sampled_from([0.001, 0.05, 1.0])),
-    )
-    state_codec, full_state_every = "plain", None
-    if draw(st.integers(0, 2)) == 0:
-        state_codec = draw(st.sampled_from(["int8", "e2m1", "bf16"]))
-        full_state_every = draw(st.integers(1, 4))
-    # Shards are cut between the blocks of codecs, so smaller fragments would have only one that is
-    # not empty.
-    blocks = [(300,), (70, 40)] if full_state_every else []
-    sizes = draw(st.sampled_from([(40,), (40, 30), *blocks]))
+    schedule = drawn_schedule(draw, st.integers(1, 4), [0.5, 5.0, 60.0], 7)
+    state = drawn_state(draw, encoded=True)
+    sizes = state["sizes"]
     delay, alpha = draw(st.sampled_from([(0, 0.0), (0, 0.0), (0, 0.5), (1, 0.0), (2, 0.5)]))
     codec = draw(st.sampled_from(["plain", "plain", "bf16", "int8"]))
     # What bf16 loses of these values may be nothing, which looks like a residual that was lost.
     feedback = draw(st.sampled_from([False, True, 0.5])) if codec == "int8" else False
-    asking = st.tuples(st.integers(0, world_size - 1), st.just(1), st.integers(0, 12))
+    asking = st.tuples(st.integers(0, schedule.world_size - 1), st.just(1), st.integers(0, 12))
     return schedule, {
-        "sizes": sizes,
+        **state,
         "sync_every": 3 * len(sizes) if delay else 2,
         "delay": delay,
         "alpha": alpha,
@@ -63,8 +40,6 @@ def _runs(draw):
         "clip": draw(st.booleans()),
         "save_every": draw(st.sampled_from([1, 10])),
         "groups": len(sizes) > 1 and draw(st.booleans()),
-        "state_codec": state_codec,
-        "full_state_every": full_state_every,
         "wishes": draw(st.dictionaries(asking, st.sampled_from([0.25, 1.0]), max_size=2)),
     }
 

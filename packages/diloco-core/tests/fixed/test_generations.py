@@ -16,6 +16,8 @@ from diloco_core import (
     RunExistsError,
 )
 
+pytestmark = pytest.mark.sampled
+
 
 @cache
 def whole():
@@ -27,7 +29,6 @@ def errors(results):
     return [type(result) for result in results if not isinstance(result, dict)]
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("operation", range(8, 200, 12))
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_death_ends_the_run_and_all_ranks_together_continue_it(rank, operation):
@@ -73,7 +74,6 @@ def test_a_run_that_is_alive_is_not_taken_over():
     assert len(run.begun()) == 1
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("gap", [0.0, 0.01, 0.05, 0.3, 1.0, 3.0])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_of_two_processes_of_a_rank_only_one_takes_part(rank, gap):
@@ -89,7 +89,6 @@ def test_of_two_processes_of_a_rank_only_one_takes_part(rank, gap):
         assert isinstance(result, (dict, RunExistsError, RendezvousTimeoutError)), result
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("gap", [0.0, 0.05, 0.4, 2.0])
 def test_of_two_launches_that_resume_one_goes_on(gap):
     run = Generations(2)

@@ -13,6 +13,8 @@ from warm_processes import WarmProcess
 
 from diloco_core import DiLoCo, FencedError, StoreExchange, Timing
 
+pytestmark = pytest.mark.sampled
+
 
 @pytest.fixture
 def run(new_store):
@@ -45,7 +47,6 @@ def as_undisturbed(held, wanted, caplog):
     assert identical([*held, *wanted]) != ("counts as nothing" in caplog.text)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("first", [0.0, 2.0], ids=["it is there at once", "it comes later"])
 @pytest.mark.parametrize(("said", "again"), [(1, 0.5), (1, 8.0), (2, 8.0), (2, 40.0)])
 def test_one_of_them_is_killed_and_started_again(run, first, said, again):
@@ -78,7 +79,6 @@ def test_what_a_dead_process_has_agreed_to_counts_for_nothing_later(run, caplog)
     as_undisturbed([results[0], *results[3:]], Run(3).live(), caplog)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("gap", [0.0, 0.2, 1.0])
 def test_of_two_processes_of_a_rank_the_later_one_goes_on(gap, caplog):
     run = Run(2)
@@ -111,7 +111,6 @@ def killed(kind, folder):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("kind", "elsewhere"), [("overwriting", False), ("overwriting", True), ("deciding", True)]

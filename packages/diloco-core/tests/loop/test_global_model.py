@@ -20,6 +20,8 @@ from diloco_core import (
 )
 from diloco_core.testing import run_replicas
 
+pytestmark = pytest.mark.sampled
+
 DELAYED = {"sync_every": 4, "fragments": 2, "delay": 1, "alpha": 0.5}
 AVERAGED = {"sync_every": 1, "outer_lr": 1.0, "outer_momentum": 0.0}
 KINDS = ["threads", "store", "sharded", "gather", "manager"]
@@ -63,7 +65,6 @@ def replica(make, committed, exchange, looks=True, steps=9, **options):
     return values(model)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("kind", "options"),
     [(kind, {}) for kind in KINDS]
@@ -82,7 +83,6 @@ def test_all_replicas_have_the_same_values_and_train_as_if_nobody_had_looked(kin
     assert 0 in looked[0], "before the first sync"
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("kind", "options"),
     [("fixed", {}), ("sharded", {}), ("gather", {}), ("sharded", DELAYED), ("gather", AVERAGED)],

@@ -11,6 +11,8 @@ from loop_lab import exchanges
 from diloco_core import ConfigurationError, DiLoCo, MismatchError, Seconds
 from diloco_core.testing import run_replicas
 
+pytestmark = pytest.mark.sampled
+
 ADAM = partial(torch.optim.Adam, lr=0.1)
 STATE = {"state_codec": "int8"}
 TRIMMED = {"aggregate": "trimmed"}
@@ -85,7 +87,6 @@ def test_every_argument_is_here():
     assert {*CHANGES, *OWN} == set(inspect.signature(DiLoCo).parameters)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["store", "elastic"])
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_run_that_is_continued_with_another(kind, name):
@@ -117,7 +118,6 @@ def test_a_run_keeps_whether_it_goes_by_the_time():
         assert "sync_every=" in str(error)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("options", "default"),
     [(STATE, {"full_state_every": 8}), ({"codec": "topk64"}, {"error_feedback": 0.95}),

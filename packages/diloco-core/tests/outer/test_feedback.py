@@ -11,6 +11,8 @@ from training_lab import fill, identical, push, run, values
 
 from diloco_core import ConfigurationError, NonFiniteDeltaError, connect, in_process
 
+pytestmark = pytest.mark.sampled
+
 CODEC = "e2m1"
 FED = {"codec": CODEC, "error_feedback": True}
 PERIOD, SYNCS = 3, 4
@@ -59,7 +61,6 @@ def wanted(delay, alpha, decay):
     return copy
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(("delay", "alpha"), [(0, 0.0), (1, 0.0), (1, 0.5), (0, 0.5)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_as_in_the_formulas(kind, delay, alpha):
@@ -71,7 +72,6 @@ def test_it_is_as_in_the_formulas(kind, delay, alpha):
     assert torch.allclose(found, wanted(delay, alpha, 0.75), rtol=0, atol=1e-5)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(("stop", "delay"), [(1, 0), (4, 0), (4, 1)])
 def test_a_loaded_state_goes_on_with_its_residual(lab, stop, delay):
     experiment = Experiment(lab, **FED, delay=delay)
@@ -107,7 +107,6 @@ def stop(outer):
     raise StopError
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["store", "sharded"])
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("save_every", [0, 4])

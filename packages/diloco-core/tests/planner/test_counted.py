@@ -11,6 +11,8 @@ from training_lab import PATIENCE, push, run
 from diloco_core import DiLoCo, Elastic, ObjectNotFoundError, StoreExchange, plan_exchange
 from diloco_core._store._open import open_store
 
+pytestmark = pytest.mark.sampled
+
 FIRST = 2
 """From this sync on, replicas come one after another."""
 
@@ -214,7 +216,6 @@ def compare(tmp_path, kind, replicas, params, *, outer_state=1.0, **options):
     return counted, [plan.bytes_sent, plan.bytes_received]
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("replicas", "outer_state"), [(1, 1.0), (4, 1.0), (3, 0.0), (3, 2.0)])
 def test_counted(tmp_path, kind, replicas, outer_state):
@@ -222,7 +223,6 @@ def test_counted(tmp_path, kind, replicas, outer_state):
     assert counted == pytest.approx(plan, rel=0.05)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 def test_records(tmp_path, kind):
     """Hardly anything else is received: a change of their format shows here."""
@@ -230,7 +230,6 @@ def test_records(tmp_path, kind):
     assert counted[1] == pytest.approx(plan[1], rel=0.12)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "options",
@@ -250,7 +249,6 @@ def test_counted_of_what_is_encoded(tmp_path, kind, options):
         assert counted == pytest.approx(plan, rel=0.05)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 def test_reported(tmp_path, kind):
     """Reports have contributions and published state, without records."""

@@ -11,6 +11,8 @@ from simulated import Fault, Schedule, once, simulate
 
 from diloco_core import CorruptedObjectError, DiLoCo, Elastic
 
+pytestmark = pytest.mark.sampled
+
 SETTINGS = {"grace": 10.0}
 
 
@@ -64,7 +66,6 @@ HARMS = {
 }
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("values", [(1.0,), (1.0, 2.0)], ids=["both", "one"])
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_what_is_damaged_or_gone_is_written_again(topology, values, caplog):
@@ -90,7 +91,6 @@ def test_what_is_damaged_or_gone_is_written_again(topology, values, caplog):
             assert all(torch.equal(*pair) for pair in pairs)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("which", range(4))
 def test_who_cannot_read_it_asks_for_it(which, caplog):
     def harm(key, data):

@@ -14,6 +14,8 @@ from simulated import Schedule, SimulatedTraining, simulate, violations
 
 from diloco_core import Elastic
 
+pytestmark = pytest.mark.sampled
+
 _SYNCS, _END = 4, 8
 _SIZES = (96, 80)
 _FRAGMENTS = len(_SIZES)
@@ -98,7 +100,6 @@ _ALL = [*_FEW, "length, high", "brace", "sync", "scalars", "end of the header", 
 _PLACES = [*_FEW, *(pytest.param(place, marks=pytest.mark.slow) for place in _ALL[len(_FEW) :])]
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("place", _PLACES)
 @pytest.mark.parametrize("fragment", range(_FRAGMENTS))
 @pytest.mark.parametrize("shard", range(2))
@@ -117,7 +118,6 @@ def test_it_is_found_and_mended_before_anybody_trains(
     assert not any(report.reloaded for reports in training.reports.values() for report in reports)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("place", [*_PLACES, "all"])
 def test_who_resumes_alone_mends_the_parts_of_others(run, undamaged, caplog, place):
     keys = [_key(fragment, 1) for fragment in range(_FRAGMENTS)]

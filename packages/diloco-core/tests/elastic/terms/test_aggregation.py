@@ -11,13 +11,14 @@ from diloco_core import CorruptedObjectError, Elastic
 from diloco_core._arithmetic import _reduction
 from diloco_core._outer._fragment import Fragment
 
+pytestmark = pytest.mark.sampled
+
 
 def least(training):
     reports = [report for each in training.reports.values() for report in each]
     return min(each.least for report in reports for each in report.clipped)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["kill after", "zombie", "rot", "delay"])
 @pytest.mark.parametrize(
     ("topology", "options"),
@@ -42,7 +43,6 @@ def test_every_state_is_that_of_the_log(topology, options, kind):
     assert training.trim or least(training) < 1
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 @pytest.mark.parametrize("which", [0, 3])
 def test_norms_that_are_damaged_at_rest_decide_nothing(topology, which):
@@ -81,7 +81,6 @@ def wrong_sparse(number, topology, name):
     return violations(outcome, training)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("number", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 @pytest.mark.parametrize(
     ("topology", "name"),
@@ -104,7 +103,6 @@ def what_was_not_learned(monkeypatch):
     monkeypatch.setattr(Fragment, "_contribution", lambda *given: learned(*given).mul_(2))
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 @pytest.mark.parametrize("mutate", [the_mean_of_all, what_was_not_learned])
 def test_a_wrong_variant_is_caught(topology, mutate, monkeypatch):
