@@ -7,7 +7,6 @@ import pytest
 from modal_truth import told
 
 from diloco_modal._client._client import Client
-from diloco_modal._request import _resources
 from diloco_protocol import (
     BackendError,
     ForbiddenError,
@@ -156,11 +155,12 @@ def test_what_could_not_be_ended_is_listed_and_the_rest_cannot_start(lab):
         lab.launch(4)
 
 
-def test_runs_of_the_same_options_do_not_wait_for_each_other(lab, monkeypatch):
+def test_runs_of_the_same_options_do_not_wait_for_each_other(lab):
     lab.world.habits.auto_start = 1.0
     handles = [lab.launch(1, run_id=name)[0] for name in ("one", "two")]
     lab.world.advance(10)
     assert [lab.call(handle).status for handle in handles] == ["running", "running"]
     # Nor do the calls of one run, if it has more of them than there are containers otherwise.
-    monkeypatch.setattr(_resources, "_CONTAINERS", 3)
-    assert lab.call(lab.launch(4)[0]).options["max_containers"] == 4
+    for ranks, containers in ((2, 1000), (1001, 1001)):
+        planned = lab.executor().plan(ranks, "train:main").requests
+        assert {request["options"]["max_containers"] for request in planned} == {containers}
