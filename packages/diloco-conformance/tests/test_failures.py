@@ -290,3 +290,13 @@ def test_who_has_not_told_an_end_may_not():
     run.replicas[0].nobody_knows()
     with pytest.raises(PromiseBroken, match="S6 is broken"):
         lab.poll_all()
+
+
+def test_of_a_plan_that_is_not_sent_only_the_first_difference_is_shown():
+    lab = Lab(harness_of(MUTANTS["PlanIsSomethingElse"].cls, gang=False)())
+    with pytest.raises(PromiseBroken) as caught:
+        ExecutorConformance().test_l5_a_plan_is_what_is_sent(lab)
+    lab.close()
+    assert "planned[0]['restarts']: 7" in str(caught.value)
+    assert "sent[0]['restarts']: 0" in str(caught.value)
+    assert "arguments" not in str(caught.value)

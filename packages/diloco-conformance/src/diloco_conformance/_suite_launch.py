@@ -301,4 +301,22 @@ class Launching:
         lab.launch(3, kwargs=NESTED, **options)
         sent = lab.harness.sent()[before:]
         if sent != list(plan.requests):
-            lab.broken("L5", f"planned: {plan.requests}", f"sent: {sent}")
+            where, planned, other = _first_difference(list(plan.requests), sent)
+            lab.broken("L5", f"planned{where}: {planned!r}", f"sent{where}: {other!r}")
+
+
+def _first_difference(one: Any, other: Any) -> tuple[str, Any, Any]:
+    """Return where two JSON values differ first, such as ``[0]['name']``, and what is there."""
+    places: Any = ()
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        places = range(len(one))
+    elif isinstance(one, dict) and isinstance(other, dict):
+        if one.keys() != other.keys():
+            missing = {name: one[name] for name in one if name not in other}
+            return "", missing, {name: other[name] for name in other if name not in one}
+        places = one
+    for place in places:
+        if one[place] != other[place]:
+            where, planned, sent = _first_difference(one[place], other[place])
+            return f"[{place!r}]{where}", planned, sent
+    return "", one, other
