@@ -65,7 +65,6 @@ def test_a_whole_number_or_none():
 def test_seconds_become_a_float():
     assert repr(check_seconds("pause", 3)) == "3.0"
     assert check_seconds("pause", 0) == 0.0
-    assert check_seconds("pause", None, none=True) is None
 
 
 @pytest.mark.parametrize("value", [*NOT_A_NUMBER, None, -0.1])
@@ -75,13 +74,12 @@ def test_what_is_not_a_number_of_seconds(value):
 
 
 def test_zero_seconds_where_time_must_pass():
-    with refused("pause must be a positive number of seconds or None, not 0"):
-        check_seconds("pause", 0, positive=True, none=True)
+    with refused("pause must be a positive number of seconds, not 0"):
+        check_seconds("pause", 0, positive=True)
 
 
 def test_text_is_more_than_blanks():
     assert check_text("name", " a ") == " a "
-    assert check_text("name", None, none=True) is None
     for value in ("", " \n", 1, None):
         with refused(f"name must be non-empty text, not {value!r}"):
             check_text("name", value)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ._backoff import Backoff
 from ._cancel import cancel_all
-from ._checks import check_callable, check_seconds, check_text, check_whole, is_number, shown
+from ._checks import check_callable, check_seconds, check_text, check_whole, is_number, or_none, shown
 from ._collect import Progress, by_run, collect
 from ._errors import (
     BackendError,
@@ -374,7 +374,7 @@ class BaseExecutor(Journaled):
         if progress is not None:
             check_callable("progress", progress)
         # Infinity is another way to say None; every other value that is not finite is refused.
-        limit = None if timeout == math.inf else check_seconds("timeout", timeout, none=True)
+        limit = None if timeout == math.inf else or_none(check_seconds)("timeout", timeout)
         begun = self._backoff.clock()
         deadline = math.inf if limit is None else begun + limit
         with self._within(limit), logs_until(deadline):

@@ -127,11 +127,6 @@ def option(default: T, **metadata: Any) -> T:
     return value
 
 
-def or_none(check: Check) -> Check:
-    """Return a check that also accepts None."""
-    return lambda name, value: None if value is None else check(name, value)
-
-
 def check_journal(name: str, value: object) -> object:
     """Check for a :class:`RunJournal`, or None.
 

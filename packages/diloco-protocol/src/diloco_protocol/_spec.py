@@ -6,7 +6,7 @@ import base64
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from ._checks import check_seconds, check_whole, read_whole, shown
+from ._checks import check_seconds, check_whole, or_none, read_whole, shown
 from ._errors import InvalidRequestError, SpecVersionError
 from ._fields import LARGEST
 from ._json import canonical, check_json, dumps, loads
@@ -106,7 +106,7 @@ class ReplicaSpec:
             )
         if type(self.kwargs) is not dict:
             raise InvalidRequestError(f"a spec's kwargs must be a dict, not {shown(self.kwargs)}")
-        check_seconds("a spec's timeout", self.timeout, none=True)
+        or_none(check_seconds)("a spec's timeout", self.timeout)
         check_seconds("a spec's grace", self.grace)
         if self.restarts is not None and type(self.restarts) is not bool:
             raise InvalidRequestError(

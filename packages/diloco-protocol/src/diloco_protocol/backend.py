@@ -18,6 +18,7 @@ from ._checks import (
     check_text,
     check_texts,
     check_whole,
+    or_none,
     read_whole,
     shown,
 )
@@ -39,7 +40,6 @@ from ._options import (
     option,
     options_of,
     options_table,
-    or_none,
     takes,
 )
 from ._outcome import FINAL_CODE

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
-from .._checks import check_whole, is_number, shown
+from .._checks import check_whole, is_number, or_none, shown
 from .._errors import InvalidRequestError
 from .._fields import LARGEST, LATEST
 from .._texts import readable
@@ -121,10 +121,6 @@ def _several(check: Callable[[str, object], Any]) -> Callable[[str, object], tup
     return checked
 
 
-def _or_none(check: Callable[[str, object], Any]) -> Callable[[str, object], Any]:
-    return lambda name, value: None if value is None else check(name, value)
-
-
 CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("run", "host", "backend", "place", "fragment", "contribution"), _text),
     "error": _text,
@@ -137,13 +133,13 @@ CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("committed", "reloaded"), _flag),
     "rank": _rank,
     "world_size": lambda name, value: check_whole(name, value, 1, 100_000),
-    "attempt": _or_none(lambda name, value: check_whole(name, value, 1, LARGEST)),
+    "attempt": or_none(lambda name, value: check_whole(name, value, 1, LARGEST)),
     "time": lambda name, value: _number(name, value, LATEST),
-    **dict.fromkeys(("writes", "reads"), _or_none(_whole)),
+    **dict.fromkeys(("writes", "reads"), or_none(_whole)),
     "phase": _word,
     "waits_for": _several(_rank),
-    "seconds_per_step": _or_none(_number),
-    "training_share": _or_none(lambda name, value: _number(name, value, 1)),
-    "ended": _or_none(_text),
+    "seconds_per_step": or_none(_number),
+    "training_share": or_none(lambda name, value: _number(name, value, 1)),
+    "ended": or_none(_text),
     **dict.fromkeys(("metrics", "setup"), lambda _, value: check_metrics(value)),
 }
