@@ -3,6 +3,12 @@
 from .__about__ import __version__ as __version__
 from ._backoff import Backoff, retry
 from ._base import BaseExecutor
+from ._channels import (
+    spec_from_arguments,
+    spec_from_environment,
+    spec_to_arguments,
+    spec_to_environment,
+)
 from ._collect import collect
 from ._discovery import executor_names, executors, get_executor, load_errors
 from ._entrypoint import entrypoint_name
@@ -36,14 +42,7 @@ from ._message import (
 )
 from ._outcome import Outcome
 from ._request import Plan, RunRequest, make_request
-from ._spec import (
-    ReplicaSpec,
-    environment,
-    spec_from_arguments,
-    spec_from_environment,
-    spec_to_arguments,
-    spec_to_environment,
-)
+from ._spec import ReplicaSpec, environment
 from ._types import Capabilities, Reason, ReplicaResult, ReplicaState, ReplicaStatus
 
 __all__ = [

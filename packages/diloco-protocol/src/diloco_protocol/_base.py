@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ._backoff import Backoff
 from ._cancel import cancel_all
-from ._checks import check_callable, check_seconds, check_text, check_whole, is_number, or_none, shown
+from ._checks import (
+    check_callable,
+    check_seconds,
+    check_text,
+    check_whole,
+    is_number,
+    or_none,
+    shown,
+)
 from ._collect import Progress, by_run, collect
 from ._errors import (
     BackendError,
@@ -565,11 +573,6 @@ class BaseExecutor(Journaled):
 
     def _request(self, *arguments: Any, **options: Any) -> RunRequest:
         """Return the checked arguments of a launch, completed with the constructor's defaults."""
-        if unknown := options.keys() - LaunchOptions.__annotations__.keys():
-            raise TypeError(
-                f"a launch has no argument {min(unknown)!r}; it takes "
-                f"{', '.join(LaunchOptions.__annotations__)}"
-            )
         env = options.get("env")
         if env is None or isinstance(env, Mapping):  # anything else is refused by make_request
             options["env"] = {**self._env, **(env or {})}

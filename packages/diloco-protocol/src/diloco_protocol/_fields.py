@@ -85,6 +85,7 @@ def check_version(what: str, data: object, version: int) -> dict[str, Any]:
     if not isinstance(data, dict) or type(number) is not int or number != version:
         raise SpecVersionError(
             f"{what} has version {shown(number)}, and this diloco-protocol reads version {version}"
+            ": install the same diloco-protocol where it is written and where it is read"
         )
     return data
 

@@ -71,6 +71,14 @@ def loads_bounded(text: object, what: str, most: int) -> Any:
     return loads(text, what)
 
 
+def loads_texts(text: str, what: str) -> dict[str, str]:
+    """Parse a JSON object of text; raises as :func:`loads` does."""
+    texts = loads(text, what)
+    if type(texts) is not dict or not all(type(value) is str for value in texts.values()):
+        raise InvalidRequestError(f"{what} is not a JSON object of text")
+    return texts
+
+
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 

@@ -7,6 +7,7 @@ They are options, checks, resources, redaction, signals, processes, and verbs of
 from ._backoff import Patiently, latest_try
 from ._bounds import OUTCOME_BYTES, RECORD_BYTES, RESULT_BYTES, check_size, read_bounded
 from ._cancel import cancel_all, check_ended
+from ._channels import spec_sha256, variables_from_strings, variables_to_strings
 from ._checks import (
     check_amount,
     check_callable,
@@ -50,10 +51,9 @@ from ._request import MAX_REPLICAS, check_restarts, check_run_prefix, is_run_id,
 from ._resources import ANY, GpuRequest, parse_gpu
 from ._secret_forms import REDACTED
 from ._signals import read_wait_status, signal_name
-from ._spec import redact_spec, spec_sha256
+from ._spec import redact_spec
 from ._status_data import status_from_data, status_to_data
 from ._texts import readable
-from ._variable_strings import variables_from_strings, variables_to_strings
 from ._variables import check_variables, is_reserved
 
 __all__ = [

@@ -36,10 +36,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ._attempts import AttemptCounter, run_attempts
 from ._bounds import RESULT_BYTES
+from ._channels import spec_from_arguments, spec_from_environment, variables_from_strings
 from ._checks import read_whole
-from ._errors import DilocoError, InvalidRequestError
+from ._errors import DilocoError
 from ._fields import LARGEST
-from ._json import loads
+from ._json import loads_texts
 from ._message import (
     LEAST_MESSAGE_BYTES,
     MESSAGE_BYTES,
@@ -49,9 +50,8 @@ from ._message import (
 from ._one_attempt import Signals, run_attempt
 from ._outcome import Outcome
 from ._report import limited, overwrite, write_message, write_outcome
-from ._spec import ReplicaSpec, spec_from_arguments, spec_from_environment
+from ._spec import ReplicaSpec
 from ._types import Reason
-from ._variable_strings import variables_from_strings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,9 +78,7 @@ def _from_strings(path: Path) -> ReplicaSpec:
 
     Other variables in the file are set in the environment of everything that is started.
     """
-    strings = loads(path.read_text(encoding="utf-8"), f"the file {path}")
-    if type(strings) is not dict or not all(type(value) is str for value in strings.values()):
-        raise InvalidRequestError(f"the file {path} is not a JSON object of text")
+    strings = loads_texts(path.read_text(encoding="utf-8"), f"the file {path}")
     spec = spec_from_environment(strings)
     os.environ.update(variables_from_strings(strings))
     return spec
