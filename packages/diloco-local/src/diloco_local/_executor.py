@@ -21,7 +21,6 @@ from diloco_protocol import (
     ReplicaNotFoundError,
     ReplicaStatus,
     RunRequest,
-    environment,
 )
 from diloco_protocol.backend import RESULT_BYTES, is_run_id, shown, takes
 
@@ -146,14 +145,7 @@ class LocalProcessExecutor(BaseExecutor):
             )
             return _runs.handles_of(self._root, known)
         orders = self._orders(request, setting)
-        identity_variables = environment(request.specs()[0])
-        check_entrypoint(
-            request.entrypoint,
-            request.kwargs,
-            python=setting.python,
-            env={**orders[0].env, **identity_variables},
-            cwd=setting.cwd,
-        )
+        check_entrypoint(orders[0])
         record = RunRecord(
             uid=uuid.uuid4().hex,
             run_id=request.run_id,

@@ -8,11 +8,6 @@ from typing import Any
 
 from diloco_protocol import ReplicaSpec
 
-from ._rundir import AttemptDir
-
-#: Placeholders in a command line for the files of an attempt.
-SPEC_FILE, OUTCOME_FILE, RESTARTS = "{spec}", "{outcome}", "{restarts}"
-
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -20,7 +15,7 @@ class Order:
 
     Attributes:
         spec: The spec for its runner; every attempt gets it with its own number.
-        argv: The runner's command line, with placeholders for the files of an attempt.
+        argv: The begin of its runner's command line; its first word is the interpreter.
         env: Its environment.
         cwd: Its working directory.
     """
@@ -34,12 +29,6 @@ class Order:
     def rank(self) -> int:
         """Return the replica's rank."""
         return self.spec.rank
-
-    def command(self, files: AttemptDir, *, last: bool) -> list[str]:
-        """Return the command line of one attempt, which may be the last."""
-        restarts = "0" if last else "elsewhere"
-        known = {SPEC_FILE: str(files.spec), OUTCOME_FILE: str(files.outcome), RESTARTS: restarts}
-        return [known.get(word, word) for word in self.argv]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the order as JSON values, for the pipe to the supervisor."""

@@ -12,7 +12,7 @@ from diloco_protocol import InvalidRequestError, RunRequest
 from diloco_protocol.backend import refuse
 
 from ._environment import SAFE_PATH, compose
-from ._order import OUTCOME_FILE, RESTARTS, SPEC_FILE, Order
+from ._order import Order
 from ._processes import MARKER
 from ._rundir import RunDir
 from ._verdict import LATEST
@@ -95,18 +95,7 @@ def make_orders(
     return [
         Order(
             spec=spec,
-            argv=(
-                setting.python,
-                *SAFE_PATH,
-                "-m",
-                "diloco_protocol.runner",
-                "--spec",
-                SPEC_FILE,
-                "--outcome",
-                OUTCOME_FILE,
-                "--restarts",
-                RESTARTS,
-            ),
+            argv=(setting.python, *SAFE_PATH, "-m", "diloco_protocol.runner"),
             env=compose(setting.base, [request.env], setting.folders, share),
             cwd=setting.cwd,
         )
@@ -122,7 +111,7 @@ def show_orders(
         {
             "rank": order.rank,
             "run": str(run.path),
-            "argv": list(order.argv),
+            "argv": [*order.argv, "--spec", "{spec}", "--outcome", "{outcome}"],
             "cwd": order.cwd,
             "env": {
                 name: value for name, value in sorted(order.env.items()) if base.get(name) != value

@@ -141,12 +141,14 @@ class Replica:
         self.phase = Phase.STARTING
         self._started_at = time.time()
         self._save()
+        restarts = "elsewhere" if self._restarts_left else "0"
+        arguments = ("--spec", files.spec, "--outcome", files.outcome, "--restarts", restarts)
         with (
             open_own_stream(files.log("stdout"), "ab") as out,
             open_own_stream(files.log("stderr"), "ab") as err,
         ):
             self._popen = subprocess.Popen(
-                self._order.command(files, last=not self._restarts_left),
+                [*self._order.argv, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

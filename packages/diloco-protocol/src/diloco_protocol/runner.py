@@ -38,6 +38,7 @@ from ._attempts import AttemptCounter, run_attempts
 from ._bounds import RESULT_BYTES
 from ._channels import spec_from_arguments, spec_from_environment, variables_from_strings
 from ._checks import read_whole
+from ._child import call
 from ._errors import DilocoError
 from ._fields import LARGEST
 from ._json import loads_texts
@@ -106,6 +107,11 @@ def _parser() -> argparse.ArgumentParser:
         help="digest of the spec in the environment; any other spec is refused before it is "
         "decoded",
     )
+    parser.add_argument(
+        "--check",
+        type=Path,
+        help="only import the entrypoint and check its arguments; file to write that outcome to",
+    )
     parser.add_argument("--index", default="0", help="added to the spec's rank")
     parser.add_argument(
         "--failed", action="append", default=[], help="added to the spec's attempt; may be empty"
@@ -151,8 +157,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, and return the replica's exit code."""
     if os.name != "posix":
         raise SystemExit("diloco runs on Linux and macOS; on Windows use WSL")
-    signals = Signals()
     arguments = _parser().parse_args(argv)
+    if arguments.check is not None:
+        return call(_read_spec(arguments), arguments.check, only_check=True)
+    signals = Signals()
     path: Path | None = None if arguments.outcome is None else arguments.outcome.absolute()
     folder = None if path is None else path.parent
     counter = AttemptCounter(arguments.attempts)
