@@ -15,14 +15,13 @@ itself sets where there is none.
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import os
 import shutil
 import site
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import diloco_protocol
@@ -82,21 +81,6 @@ def _is_ignored(name: str) -> bool:
 def _is_of_torchrun(name: str) -> bool:
     """Say whether a variable tells a process of torchrun who it is; for others it is wrong."""
     return name in _OF_TORCHRUN or name.startswith("TORCHELASTIC_")
-
-
-@contextlib.contextmanager
-def with_current_folder() -> Iterator[None]:
-    """Report what to do where code needs the current folder, and it was removed.
-
-    Raises:
-        InvalidRequestError: In place of :class:`OSError`; says what to do.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise InvalidRequestError(
-            f"the current folder cannot be found ({error.strerror}): give cwd=, and absolute paths"
-        ) from error
 
 
 def find_program(name: str | os.PathLike[str]) -> str | None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from diloco_protocol import (
-    BackendError,
     Backoff,
     BaseExecutor,
     Capabilities,
@@ -21,12 +21,13 @@ from diloco_protocol import (
     ReplicaNotFoundError,
     ReplicaStatus,
     RunRequest,
+    state_folder,
 )
 from diloco_protocol.backend import RESULT_BYTES, is_run_id, shown, takes
 
 from . import _logs, _runs
 from ._check import check_entrypoint
-from ._environment import find_program, import_path, inherited, with_current_folder
+from ._environment import find_program, import_path, inherited
 from ._files import system_errors
 from ._gpus import available_gpus, share_out
 from ._identity import host_name, pid_namespace
@@ -36,8 +37,8 @@ from ._options import LocalOptions
 from ._order import Order
 from ._orders import Setting, check_request, fingerprint, make_orders, show_orders
 from ._own import check_own_folder
-from ._record import RunRecord, read_record, rendezvous_of
-from ._rundir import Root, default_root
+from ._record import RunRecord, rendezvous_of
+from ._rundir import Root
 
 
 class LocalProcessExecutor(BaseExecutor):
@@ -76,9 +77,9 @@ class LocalProcessExecutor(BaseExecutor):
         chosen = LocalOptions(**options)
         super().__init__(**chosen.of_base(Backoff(first=0.02, factor=1.5, cap=0.5)))
         self._options = chosen
-        root = default_root() if chosen.root is None else chosen.root
-        self._root = _root(root)
-        self._roots = (self._root, *map(_root, chosen.other_roots))
+        with system_errors():
+            self._root = _root(state_folder() if chosen.root is None else chosen.root)
+            self._roots = (self._root, *map(_root, chosen.other_roots))
 
     def _check_handle(self, handle: ReplicaHandle) -> None:
         _runs.check_handle(handle, self._roots)
@@ -88,7 +89,6 @@ class LocalProcessExecutor(BaseExecutor):
     def _check_request(self, request: RunRequest) -> None:
         check_request(request)
 
-    @with_current_folder()
     def _setting(self) -> Setting:
         # Looked up at every launch, since folder, environment and import path of this process may
         # change.
@@ -205,21 +205,14 @@ class LocalProcessExecutor(BaseExecutor):
         replica = run.replica(handle.rank)
         check_own_folder(replica.path)
         if query.n_lines is not None:
-            tail = _logs.tail(replica, query.n_lines, query.streams)
-            _runs.locate(handle, self._roots)  # if purged meanwhile, an empty log says nothing
-            return iter(tail)
+            return self._read(handle, iter(_logs.tail(replica, query.n_lines, query.streams)))
 
         def terminal() -> bool:
             _runs.locate(handle, self._roots)  # a later run of that name says nothing of this one
             return observe_replica(run, record, handle.rank).state.terminal
 
-        lines = _logs.iterate(
-            replica,
-            terminal,
-            sleep=self._options.sleep,
-            clock=self._options.clock,
-            **asdict(query),
-        )
+        sleep, clock = self._options.sleep, self._options.clock
+        lines = _logs.iterate(replica, terminal, query, sleep=sleep, clock=clock)
         return self._read(handle, lines)
 
     def _read(self, handle: ReplicaHandle, lines: Iterator[str]) -> Iterator[str]:
@@ -273,14 +266,8 @@ class LocalProcessExecutor(BaseExecutor):
     def _list_runs(self) -> list[str]:
         known = []
         for name in filter(is_run_id, self._root.run_ids()):
-            run = self._root.run(name)
-            try:
-                record = read_record(run)
-                launched_at = None if record is None else record.created_at
-            except BackendError:  # also a link, or another user's
-                launched_at = 0.0  # not known; a caller that asks for the run is told why
-            if launched_at is not None and run.started.exists():
-                known.append((launched_at, name))
+            with contextlib.suppress(OSError):  # it was not started, or is being removed
+                known.append((self._root.run(name).started.stat().st_mtime_ns, name))
         return [name for _, name in sorted(known)]
 
     @system_errors()
@@ -289,6 +276,5 @@ class LocalProcessExecutor(BaseExecutor):
         return _runs.handles_of(self._root, record)
 
 
-@with_current_folder()
 def _root(path: str | os.PathLike[str]) -> Root:
     return Root(Path(os.path.abspath(path)))  # noqa: PTH100

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import platform
@@ -116,30 +117,27 @@ class ProcessId:
             False if it is gone, or has taken another user's rights, as sudo does; a later owner of
             the pid is never hit.
         """
-        descriptor = -1
-        if sys.platform == "linux" and hasattr(signal, "pidfd_send_signal"):
-            try:
-                descriptor = os.pidfd_open(self.pid)
-            except ProcessLookupError:
-                return False
-            except OSError:  # a sandbox or kernel without it, or too many open files
-                pass
-        if descriptor >= 0:
-            try:
-                # The descriptor holds the process; the start time then says whether it is the right
-                # one.
-                if not self.alive():
-                    return False
-                signal.pidfd_send_signal(descriptor, number)
-            except (ProcessLookupError, PermissionError):
-                return False
-            finally:
-                os.close(descriptor)
-            return True
-        if not self.alive():
-            return False
+        descriptor = _held(self.pid)
         try:
-            os.kill(self.pid, number)
+            # The descriptor holds the process; the start time then says whether it is the right
+            # one.
+            if not self.alive():
+                return False
+            if descriptor is None:
+                os.kill(self.pid, number)
+            else:
+                signal.pidfd_send_signal(descriptor, number)
         except (ProcessLookupError, PermissionError):
             return False
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
         return True
+
+
+def _held(pid: int) -> int | None:
+    """Return a descriptor that holds a process, so that no other one gets its pid."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # a sandbox or kernel without it, or too many open files
+            return os.pidfd_open(pid)
+    return None

@@ -21,7 +21,7 @@ from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from diloco_protocol import Backoff, LogQuery
 from diloco_protocol.backend import LINE_BYTES, LineSplitter, Look, follow
@@ -30,6 +30,7 @@ from ._own import open_own_stream
 from ._rundir import AttemptDir, ReplicaDir
 from ._times import SAMPLE_SECONDS, read_sample, size_of
 
+#: The files behind the name of a stream.
 STREAMS: dict[str, tuple[str, ...]] = {
     "stdout": ("stdout",),
     "stderr": ("stderr",),
@@ -43,19 +44,6 @@ _FAR = 64 * LINE_BYTES
 # newest one. The limit is needed because a replica can write to the file of the samples.
 _MOST_SAMPLES = 1 << 22
 _SAMPLE_BYTES = 64
-
-
-def check_streams(streams: str) -> tuple[str, ...]:
-    """Return the files behind a stream name.
-
-    Raises:
-        ValueError: There is no such stream.
-    """
-    if streams not in STREAMS:
-        raise ValueError(
-            f"there is no log stream {streams!r} here; choose one of {', '.join(sorted(STREAMS))}"
-        )
-    return STREAMS[streams]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +216,7 @@ def _newest(attempt: AttemptDir, names: tuple[str, ...]) -> float:
 
 def tail(replica: ReplicaDir, n_lines: int, streams: str = "combined") -> list[str]:
     """Return the last ``n_lines`` lines over all attempts, oldest first."""
-    names = check_streams(streams)
+    names = STREAMS[streams]
     result: list[str] = []
     for attempt in reversed(replica.attempts()):
         wanted = n_lines - len(result)
@@ -249,27 +237,23 @@ def tail(replica: ReplicaDir, n_lines: int, streams: str = "combined") -> list[s
 def iterate(
     replica: ReplicaDir,
     terminal: Callable[[], bool],
+    query: LogQuery,
     *,
     interval: float = 0.2,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.time,
-    **selection: Any,
 ) -> Iterator[str]:
     """Iterate over the lines of a replica, without line ends, attempt after attempt.
 
     Args:
         replica: The replica whose logs are read.
         terminal: Says whether the replica has ended for good.
+        query: The selection of lines.
         interval: Seconds between two looks.
         sleep: Waits for so many seconds, for tests.
         clock: Unix seconds, for tests.
-        **selection: The fields of :class:`LogQuery`.
-
-    Raises:
-        ValueError: There is no such stream.
     """
-    query = LogQuery(**selection)
-    reader = _Attempts(replica, query, check_streams(query.streams))
+    reader = _Attempts(replica, query)
     pauses = Backoff(first=interval, cap=interval, jitter=0.0, sleep=sleep)
     return follow(query, reader.lines, terminal, pauses, lambda: clock() - SAMPLE_SECONDS)
 
@@ -277,10 +261,10 @@ def iterate(
 class _Attempts:
     """The selected lines of all attempts of a replica, as they come."""
 
-    def __init__(self, replica: ReplicaDir, query: LogQuery, names: tuple[str, ...]) -> None:
+    def __init__(self, replica: ReplicaDir, query: LogQuery) -> None:
         self._replica = replica
         self._query = query
-        self._names = names
+        self._names = STREAMS[query.streams]
         self._done = 0
         self._current: _Attempt | None = None
         self._latest = 0.0  # the time of the newest line

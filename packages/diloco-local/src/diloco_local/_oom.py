@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def counter_file(cgroup: str, mount: Path = Path("/sys/fs/cgroup")) -> Path | None:
-    """Return the file in which the kernel counts the OOM kills of a control group.
+    """Return the file in which the kernel counts the OOM kills of a control group (version 2).
 
     It is None if the kernel does not say.
 
@@ -18,23 +19,12 @@ def counter_file(cgroup: str, mount: Path = Path("/sys/fs/cgroup")) -> Path | No
         cgroup: The content of ``/proc/self/cgroup``.
         mount: The folder in which the control groups are mounted.
     """
-    candidates = []
-    for line in cgroup.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            candidates.append(mount / "memory" / path.lstrip("/") / "memory.oom_control")
-        elif not controllers:
-            candidates += [
-                base / path.lstrip("/") / "memory.events" for base in (mount, mount / "unified")
-            ]
+    path = cgroup.partition("0::")[2].partition("\n")[0].strip("/")
     # In a container the path is often the host's, and its own group is the top of the mount.
-    candidates += [mount / "memory.events", mount / "memory" / "memory.oom_control"]
-    for candidate in candidates:
-        try:
+    for candidate in (mount / path / "memory.events", mount / "memory.events"):
+        with contextlib.suppress(OSError):
             if _COUNT.search(candidate.read_text()):
                 return candidate
-        except OSError:
-            continue
     return None
 
 

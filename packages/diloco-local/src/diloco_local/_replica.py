@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from diloco_protocol import BackendError, Reason, ReplicaState, ReplicaStatus
 from diloco_protocol.backend import FINAL_CODE, status_to_data
@@ -21,7 +21,7 @@ from ._oom import OomWatch
 from ._order import Order
 from ._own import open_own_stream
 from ._processes import MARKER, ProcessEntry, marker_of, members, process_table
-from ._record import outcome_of
+from ._record import RunRecord, outcome_of
 from ._rundir import ReplicaDir
 from ._state import AttemptState, read_state
 from ._times import Sampler
@@ -45,22 +45,13 @@ class Phase(enum.StrEnum):
     DONE = "done"
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """The rules for every replica of a run; times are in seconds."""
-
-    grace: float
-    timeout: float | None
-    max_restarts: int
-
-
 class Replica:
     """The state machine of one replica. Used by one thread, that of the supervisor.
 
     Args:
         directory: Its files.
         marker: The marker that its processes carry in their environment.
-        rules: Grace, timeout, restarts.
+        rules: The record of the run: grace, timeout, restarts.
         order: The order to start it; None if this supervisor only finishes what another one began.
         reap: Reads how a child process ended; None if it is not our child or has not ended.
         oom: Evidence of OOM kills.
@@ -72,7 +63,7 @@ class Replica:
         self,
         directory: ReplicaDir,
         marker: str,
-        rules: Rules,
+        rules: RunRecord,
         order: Order | None,
         reap: Callable[[int], int | None],
         oom: OomWatch,

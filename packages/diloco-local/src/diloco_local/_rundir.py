@@ -45,24 +45,6 @@ _FOLDERS = ("runs", "staging", "trash")
 _NUMBER = re.compile("[1-9][0-9]{0,8}")
 
 
-def default_root() -> Path:
-    """Return ``$XDG_STATE_HOME/diloco``, or ``~/.local/state/diloco``.
-
-    Raises:
-        InvalidRequestError: Neither is known.
-    """
-    state = Path(os.environ.get("XDG_STATE_HOME", ""))
-    # The XDG specification says that a relative path is to be ignored.
-    if state.is_absolute():
-        return state / "diloco"
-    try:
-        return Path.home() / ".local" / "state" / "diloco"
-    except RuntimeError as error:
-        raise InvalidRequestError(
-            "this user has no home folder that is known: give root=, or set XDG_STATE_HOME or HOME"
-        ) from error
-
-
 class _File:
     """A file with a fixed name in the folder of its owner."""
 
@@ -217,14 +199,6 @@ class Root:
             return sorted(entry.name for entry in (self.path / "runs").iterdir())
         except (FileNotFoundError, NotADirectoryError):
             return []
-
-    def newest(self, count: int) -> list[str]:
-        """Return the names of the runs that were changed last, the newest first."""
-        dated_runs = []
-        for run_id in self.run_ids():
-            with contextlib.suppress(OSError):  # it is being removed
-                dated_runs.append(((self.path / "runs" / run_id).lstat().st_mtime, run_id))
-        return [run_id for _, run_id in sorted(dated_runs, reverse=True)[:count]]
 
     def stage(self, uid: str = "") -> RunDir:
         """Make a new, empty, private run directory that no other process sees yet."""

@@ -70,9 +70,8 @@ def find_run(root: Root, run_id: str) -> tuple[RunDir, RunRecord]:
         raise DamagedFileError(str(error)) from error
     # A run that was published and never started is a launch that died: there is no handle of it.
     if record is None or not run.started.exists():
-        known = ", ".join(root.newest(10)) or "none"
         raise ReplicaNotFoundError(
-            f"there is no run {run_id!r} below {root.path} (the newest there: {known})"
+            f"there is no run {run_id!r} below {root.path}: list_runs() names those that are there"
         )
     return root.run(run_id, record.uid), record
 

@@ -38,7 +38,7 @@ from ._order import Order
 from ._own import open_own
 from ._processes import ProcessEntry, below
 from ._record import RunRecord, read_record
-from ._replica import Replica, Rules, noted
+from ._replica import Replica, noted
 from ._rundir import RunDir
 from ._times import SAMPLE_SECONDS
 
@@ -55,14 +55,13 @@ class Supervisor:
         self._statuses: dict[int, int] = {}
         self._ended_strays = 0
         self._terminated = False
-        rules = Rules(record.grace, record.timeout, record.max_restarts)
         by_rank = {order.rank: order for order in orders}
         oom = OomWatch()
         self.replicas = [
             Replica(
                 run.replica(rank),
                 record.marker(rank),
-                rules,
+                record,
                 by_rank.get(rank),
                 self._reap,
                 oom,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from typing import TYPE_CHECKING, ClassVar
 
 from ._checks import check_home
@@ -114,6 +113,4 @@ def state_folder() -> Path:
     base = Path(os.environ.get("XDG_STATE_HOME", ""))
     if base.is_absolute():  # the XDG specification says that relative paths must be ignored
         return base / "diloco"
-    if sys.platform == "darwin":
-        return Path(check_home("folder", "~/Library/Application Support/diloco"))
-    return Path(check_home("folder", "~/.local/state/diloco"))
+    return Path(check_home("the default of XDG_STATE_HOME", "~/.local/state"), "diloco")
