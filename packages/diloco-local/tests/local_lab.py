@@ -5,7 +5,7 @@ from pathlib import Path
 
 from diloco_local import _runs
 from diloco_local._files import write_json
-from diloco_local._identity import host_name, pid_namespace
+from diloco_local._processes import host_name, pid_namespace
 from diloco_local._record import RunRecord
 from diloco_local._rundir import Root
 from diloco_protocol import Outcome, Reason, ReplicaState, ReplicaStatus

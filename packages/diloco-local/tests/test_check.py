@@ -7,8 +7,8 @@ import tracemalloc
 import pytest
 
 from diloco_local._check import check_entrypoint
-from diloco_local._identity import ProcessId
-from diloco_local._order import Order
+from diloco_local._orders import Order
+from diloco_local._processes import ProcessId
 from diloco_protocol import InvalidRequestError, ReplicaSpec
 
 pytestmark = pytest.mark.processes

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +15,9 @@ from test_own import FOREIGN_FOLDERS, linked_folder
 from test_supervisor import Watch
 
 from diloco_local import LocalProcessExecutor
-from diloco_local._identity import ProcessId
+from diloco_local._processes import ProcessId
+from diloco_local._record import AttemptState
 from diloco_local._rundir import Root
-from diloco_local._state import AttemptState
 from diloco_protocol import (
     BackendError,
     FolderJournal,
@@ -80,7 +80,7 @@ def test_a_forged_handle_ends_no_process(tmp_path):
     with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as victim:
         named = ProcessId.of(victim.pid)
         state = AttemptState(attempt=1, phase="running", runner=named, started_at=1.0)
-        replica.state.write_text(json.dumps(state.to_dict()))
+        replica.state.write_text(json.dumps(asdict(state)))
         executor = LocalProcessExecutor(root=tmp_path / "mine")
         with pytest.raises(InvalidRequestError, match="other_roots"):
             executor.cancel(handle)
@@ -358,7 +358,7 @@ def test_a_replica_that_spoils_its_folder_can_be_cancelled(waiting, spoil, super
         spoil(replica.path)
         if spoil is opened:
             known = ProcessId.of(bystander.pid)
-            state = AttemptState(1, "running", known, (known,), 1.0, None).to_dict()
+            state = asdict(AttemptState(1, "running", known, (known,), 1.0, None))
             replica.state.write_text(json.dumps(state))
         if not supervised:
             around.kill(around.guardian, around.supervisor)
@@ -427,7 +427,7 @@ def test_a_purge_that_removes_nothing_says_so(tmp_path, monkeypatch):
         raise PermissionError("not on a Monday")
 
     monkeypatch.setattr(Path, "rename", refuse)
-    with pytest.raises(BackendError, match=r"run 'ended' could not be removed.*not on a Monday"):
+    with pytest.raises(BackendError, match=r"refused it.*not on a Monday"):
         executor.purge(handle)
     assert run_of(handle).path.exists()
 
@@ -457,7 +457,7 @@ def test_a_purge_whose_trash_vanishes_at_that_moment_says_so(tmp_path, monkeypat
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", without_trash)
-    with pytest.raises(BackendError, match="could not be removed"):
+    with pytest.raises(BackendError, match="system refused it"):
         executor.purge(handle)
     assert run_of(handle).path.exists()
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from diloco_local._identity import ProcessId
+from diloco_local._processes import ProcessId
 
 pytestmark = pytest.mark.processes
 

@@ -10,8 +10,8 @@ from local_lab import PATIENCE, ended_run, locate, results_of, run_of, verbs_on
 
 from diloco_local import LocalProcessExecutor, _files, _logs, _processes
 from diloco_local._files import open_lock, try_lock
-from diloco_local._identity import ProcessId
 from diloco_local._observe import observe_replica
+from diloco_local._processes import ProcessId
 from diloco_protocol import BackendError, ReplicaState
 
 pytestmark = pytest.mark.processes

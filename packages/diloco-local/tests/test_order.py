@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from diloco_local._order import Order
+from diloco_local._orders import Order
 from diloco_protocol import InvalidRequestError, ReplicaSpec, SpecVersionError
 
 SPEC = ReplicaSpec(

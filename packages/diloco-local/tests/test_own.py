@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from diloco_local import _own
-from diloco_local._own import check_own_folder, check_root, open_own, open_own_stream
+from diloco_local import _files as _own
+from diloco_local._files import check_own_folder, check_root, open_own, open_own_stream
 from diloco_protocol import InvalidRequestError
 
 ANOTHER_USER = 12_345

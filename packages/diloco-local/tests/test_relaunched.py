@@ -9,8 +9,7 @@ from local_lab import ended_run, locate, run_of
 
 from diloco_local import LocalProcessExecutor, _runs
 from diloco_local._files import DamagedFileError, open_lock, try_lock
-from diloco_local._identity import ProcessId
-from diloco_local._processes import members
+from diloco_local._processes import ProcessId, members
 from diloco_local._record import marker, read_record
 from diloco_local._rundir import Root, RunDir
 from diloco_protocol import BackendError, ReplicaNotFoundError, ReplicaState

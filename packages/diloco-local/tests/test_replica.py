@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from diloco_local import _replica
-from diloco_local._identity import ProcessId
 from diloco_local._oom import OomWatch
-from diloco_local._order import Order
+from diloco_local._orders import Order
+from diloco_local._processes import ProcessId
 from diloco_local._replica import Phase, Replica
 from diloco_local._rundir import ReplicaDir
 from diloco_local._supervisor import Supervisor

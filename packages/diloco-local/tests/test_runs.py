@@ -11,7 +11,7 @@ import pytest
 from local_lab import results_of, run_of
 
 from diloco_local import LocalProcessExecutor
-from diloco_local._identity import ProcessId
+from diloco_local._processes import ProcessId
 from diloco_protocol import (
     InvalidRequestError,
     Reason,

@@ -14,8 +14,7 @@ from types import SimpleNamespace
 import pytest
 from local_lab import locate, results_of, run_of
 
-from diloco_local._identity import ProcessId
-from diloco_local._processes import members
+from diloco_local._processes import ProcessId, members
 from diloco_local._supervisor import Supervisor
 from diloco_protocol import InvalidRequestError, Reason, ReplicaHandle, ReplicaState, ReplicaStatus
 from diloco_protocol.backend import status_to_data

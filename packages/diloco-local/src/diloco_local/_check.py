@@ -14,7 +14,7 @@ from diloco_protocol import InvalidRequestError, Reason, environment
 from diloco_protocol.backend import is_shortage
 
 from ._files import read_tail, write_text
-from ._order import Order
+from ._orders import Order
 from ._processes import MARKER, ProcessEntry, members, process_table
 from ._record import outcome_of
 from ._rundir import AttemptDir

@@ -28,15 +28,13 @@ from diloco_protocol.backend import RESULT_BYTES, is_run_id, shown, takes
 from . import _logs, _runs
 from ._check import check_entrypoint
 from ._environment import find_program, import_path, inherited
-from ._files import system_errors
+from ._files import check_own_folder, system_errors
 from ._gpus import available_gpus, share_out
-from ._identity import host_name, pid_namespace
 from ._launch import start_supervisor
 from ._observe import observe_replica
 from ._options import LocalOptions
-from ._order import Order
-from ._orders import Setting, check_request, fingerprint, make_orders, show_orders
-from ._own import check_own_folder
+from ._orders import Order, Setting, check_request, fingerprint, make_orders, show_orders
+from ._processes import host_name, pid_namespace
 from ._record import RunRecord, rendezvous_of
 from ._rundir import Root
 
@@ -188,7 +186,7 @@ class LocalProcessExecutor(BaseExecutor):
     @system_errors()
     def _result(self, handle: ReplicaHandle) -> Any:
         run, record = _runs.locate(handle, self._roots)
-        return _runs.result_of(run, handle.rank, observe_replica(run, record, handle.rank))
+        return _runs.result_of(run, record, handle.rank)
 
     @system_errors()
     def _rendezvous(self, handle: ReplicaHandle) -> str | None:
@@ -258,7 +256,8 @@ class LocalProcessExecutor(BaseExecutor):
             run, record = _runs.locate(handle, self._roots)
         except ReplicaNotFoundError:
             _runs.check_over(handle)
-            _runs.purge_rest(_runs.check_handle(handle, self._roots), handle)
+            # Remove what an interrupted purge of the run has left.
+            _runs.check_handle(handle, self._roots).empty_trash(handle.metadata["uid"])
             return
         _runs.purge(_runs.check_handle(handle, self._roots), run, record)
 

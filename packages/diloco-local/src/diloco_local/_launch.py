@@ -15,9 +15,8 @@ from pathlib import Path
 
 import diloco_protocol
 
-from ._files import read_tail
-from ._order import Order
-from ._own import open_own_stream
+from ._files import open_own_stream, read_tail
+from ._orders import Order
 from ._rundir import RunDir
 
 # The supervisor is kept apart from the user's modules. It finds its own two packages by the

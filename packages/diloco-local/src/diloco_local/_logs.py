@@ -14,6 +14,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import heapq
+import json
 import math
 import os
 import time
@@ -26,9 +27,9 @@ from typing import IO
 from diloco_protocol import Backoff, LogQuery
 from diloco_protocol.backend import LINE_BYTES, LineSplitter, Look, follow
 
-from ._own import open_own_stream
+from ._files import open_own_stream
 from ._rundir import AttemptDir, ReplicaDir
-from ._times import SAMPLE_SECONDS, read_sample, size_of
+from ._verdict import LATEST
 
 #: The files behind the name of a stream.
 STREAMS: dict[str, tuple[str, ...]] = {
@@ -314,3 +315,50 @@ class _Attempt:
                 yield self._clock.at(name, line.end, otherwise), order, line.end, line.text
             if reader.ended or reader.offset in {before, size}:
                 return
+
+
+#: Seconds between two samples of the sizes of a growing log: the resolution of ``since`` and
+#: ``until``.
+SAMPLE_SECONDS = 0.5
+
+
+class Sampler:
+    """A sampler that appends ``[unix seconds, bytes of stdout, bytes of stderr]`` to a file.
+
+    It does so whenever one of the logs has grown.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[object, int, int] | None = None
+
+    def sample(self, attempt: AttemptDir) -> None:
+        """Look at the logs of ``attempt`` once."""
+        sizes = [size_of(attempt.log(stream)) for stream in ("stdout", "stderr")]
+        current = (attempt.path, sizes[0], sizes[1])
+        if current == self._last or not any(sizes):
+            return
+        with open_own_stream(attempt.times, "ab") as stream:
+            stream.write(json.dumps([time.time(), *sizes]).encode() + b"\n")
+        self._last = current
+
+
+def size_of(path: Path) -> int:
+    """Return the number of bytes in a file; 0 if there is none that can be looked at."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def read_sample(text: str) -> tuple[float, int, int] | None:
+    """Return the sample in a line that `Sampler` wrote; None if it is something else.
+
+    No log is withheld because of that.
+    """
+    try:
+        moment, out, err = json.loads(text)
+        moment, out, err = float(moment), int(out), int(err)
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return None
+    in_range = 0 <= moment <= LATEST and 0 <= out < 1 << 63 and 0 <= err < 1 << 63
+    return (moment, out, err) if in_range else None

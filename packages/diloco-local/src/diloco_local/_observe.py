@@ -7,14 +7,11 @@ from dataclasses import replace
 from diloco_protocol import BackendError, InvalidRequestError, Reason, ReplicaState, ReplicaStatus
 from diloco_protocol.backend import status_from_data
 
-from ._files import DamagedFileError, is_locked, read_json, reading
-from ._identity import pid_namespace
-from ._own import check_own_folder
-from ._processes import members
-from ._record import RunRecord, outcome_of
+from ._files import DamagedFileError, check_own_folder, is_locked, read_json, reading
+from ._processes import members, pid_namespace
+from ._record import AttemptState, RunRecord, outcome_of, read_state
 from ._replica import Phase
 from ._rundir import ReplicaDir, RunDir
-from ._state import AttemptState, read_state
 from ._verdict import Stop, verdict
 
 # Errors of a replica's file that cannot be used. They do not concern its siblings: other evidence

@@ -1,9 +1,10 @@
-"""The records that are written about a run, and how they become JSON and are read again."""
+"""The records that are written about a run and its replicas, and how they are read again."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from diloco_protocol import (
     BackendError,
@@ -15,8 +16,9 @@ from diloco_protocol import (
 from diloco_protocol.backend import MAX_REPLICAS, OUTCOME_BYTES, is_run_id, shown
 
 from ._files import DamagedFileError, read_bytes, read_json, reading
+from ._processes import ProcessId
 from ._rundir import AttemptDir, RunDir
-from ._verdict import LATEST, unix_seconds
+from ._verdict import LATEST, Stop, unix_seconds
 
 RECORD_VERSION = 3
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -154,3 +156,69 @@ def outcome_of(attempt: AttemptDir) -> tuple[Outcome | None, str]:
         if getattr(error, "retryable", False):
             raise
         return None, f"the outcome that the runner reported cannot be read: {error}"
+
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptState:
+    """The known facts about an attempt; the defaults are for one of which nothing is written.
+
+    Attributes:
+        attempt: Its number; 0 before the first.
+        phase: What the supervisor does with it.
+        runner: Its runner, if it was seen alive.
+        known: The processes that were seen in it.
+        started_at: Unix seconds; 0 before the first start.
+        stop: Why it is being ended; None if it is not.
+        deadline: The time at which it has to be over, by ``time.monotonic``, which cannot be set;
+            None if that is not known.
+    """
+
+    attempt: int = 0
+    phase: str = "starting"
+    runner: ProcessId | None = None
+    known: tuple[ProcessId, ...] = ()
+    started_at: float = 0.0
+    stop: Stop | None = None
+    deadline: float | None = None
+
+    @property
+    def processes(self) -> list[ProcessId]:
+        """Return all processes that were seen."""
+        return [*self.known, *([] if self.runner is None else [self.runner])]
+
+
+def read_state(path: Path) -> AttemptState:
+    """Return the state that is written in a file; the defaults if there is none.
+
+    Raises:
+        DamagedFileError: The file holds something else.
+    """
+    data = read_json(path)
+    if data is None:
+        return AttemptState()
+    with reading(path):
+        return AttemptState(
+            attempt=_attempt(data["attempt"]),
+            phase=_is(str, data["phase"]),
+            runner=None if data["runner"] is None else ProcessId.from_dict(data["runner"]),
+            known=tuple(ProcessId.from_dict(item) for item in _is(list, data["known"])),
+            started_at=unix_seconds(data["started_at"]),
+            stop=Stop.from_dict(data["stop"]),
+            deadline=None if (at := data.get("deadline")) is None else unix_seconds(at),
+        )
+
+
+def _attempt(value: object) -> int:
+    number = _is(int, value)
+    if not 0 <= number < 1_000_000_000:
+        raise ValueError("attempts are counted from 1")
+    return number
+
+
+def _is(kind: type[_T], value: object) -> _T:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(f"{shown(value)} is no {kind.__name__}")
+    return value

@@ -17,20 +17,17 @@ from diloco_protocol import (
     LaunchError,
     ReplicaHandle,
     ReplicaNotFoundError,
-    ReplicaState,
-    ReplicaStatus,
     ResultLostError,
     RunConflictError,
     UnavailableError,
 )
-from diloco_protocol.backend import check_metadata, is_shortage, shown
+from diloco_protocol.backend import check_ended, check_metadata, is_shortage, shown
 
 from ._files import DamagedFileError, create_json, is_locked, open_lock, try_lock, write_json
-from ._identity import host_name
 from ._launch import SupervisorError, start_supervisor
 from ._observe import observe_replica
-from ._order import Order
-from ._processes import members, process_table
+from ._orders import Order
+from ._processes import host_name, members, process_table
 from ._record import RunRecord, marker, outcome_of, read_record
 from ._replica import MARGIN
 from ._rundir import Root, RunDir
@@ -372,14 +369,10 @@ def purge(root: Root, run: RunDir, record: RunRecord) -> None:
     Raises:
         InvalidRequestError: A replica has not ended.
         UnavailableError: The supervisor has not ended yet.
-        BackendError: The operating system did not let it be removed.
+        OSError: The operating system did not let it be removed.
     """
     busy = [rank for rank in record.ranks if not observe_replica(run, record, rank).state.terminal]
-    if busy:
-        raise InvalidRequestError(
-            f"run {record.run_id!r} cannot be purged while replica(s) {', '.join(map(str, busy))} "
-            "have not ended: cancel them and collect first"
-        )
+    check_ended(record.run_id, busy)
     with _locked(run, wait=5.0) as has_lock:
         now = read_record(run)
         if now is None or now.uid != record.uid:
@@ -388,14 +381,7 @@ def purge(root: Root, run: RunDir, record: RunRecord) -> None:
             raise UnavailableError(
                 f"the supervisor of run {record.run_id!r} has not ended yet: try again"
             )
-        with _removing(record.run_id):
-            root.discard(run)
-
-
-def purge_rest(root: Root, handle: ReplicaHandle) -> None:
-    """Remove what an interrupted purge of a handle's run has left."""
-    with _removing(str(handle.run_id)):
-        root.empty_trash(handle.metadata["uid"])
+        root.discard(run)
 
 
 def check_over(handle: ReplicaHandle) -> None:
@@ -412,25 +398,14 @@ def check_over(handle: ReplicaHandle) -> None:
         )
 
 
-@contextlib.contextmanager
-def _removing(run_id: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, RecursionError) as error:  # a replica may have put folders into folders
-        raise BackendError(
-            f"run {run_id!r} could not be removed, or not all of it: {error}"
-        ) from error
-
-
-def result_of(run: RunDir, rank: int, status: ReplicaStatus) -> Any:
-    """Return what the entrypoint of a successful replica returned; None for all others.
+def result_of(run: RunDir, record: RunRecord, rank: int) -> Any:
+    """Return what the entrypoint of a successful replica returned.
 
     Raises:
         ResultLostError: The file that held it is gone or damaged.
     """
-    if status.state is not ReplicaState.SUCCEEDED:
-        return None
-    outcome, problem = outcome_of(run.replica(rank).attempt(status.attempt))
+    attempt = observe_replica(run, record, rank).attempt
+    outcome, problem = outcome_of(run.replica(rank).attempt(attempt))
     if outcome is None:
         raise ResultLostError(
             problem or f"the outcome of replica {rank} in {run.path} has been removed from outside"

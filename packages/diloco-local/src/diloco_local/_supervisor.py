@@ -31,16 +31,14 @@ from typing import Any
 from diloco_protocol import BackendError, InvalidRequestError, Reason
 from diloco_protocol.backend import adopt_orphans
 
-from ._files import say, try_lock, write_json
-from ._identity import ProcessId
+from ._files import open_own, say, try_lock, write_json
+from ._logs import SAMPLE_SECONDS
 from ._oom import OomWatch
-from ._order import Order
-from ._own import open_own
-from ._processes import ProcessEntry, below
+from ._orders import Order
+from ._processes import ProcessEntry, ProcessId, below
 from ._record import RunRecord, read_record
 from ._replica import Replica, noted
 from ._rundir import RunDir
-from ._times import SAMPLE_SECONDS
 
 #: Seconds between two looks while processes are being ended.
 ENDING_SECONDS = 0.03
@@ -195,16 +193,11 @@ class _Ready:
     def tell(self, error: str | None) -> None:
         if self._descriptor < 0:
             return
+        answer = json.dumps({"error": error and error[:5000]})
         with contextlib.suppress(BrokenPipeError):
-            os.write(
-                self._descriptor, json.dumps({"error": error and error[:5000]}).encode() + b"\n"
-            )
-        self.close()
-
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+            os.write(self._descriptor, answer.encode() + b"\n")
+        os.close(self._descriptor)
+        self._descriptor = -1
 
 
 def _supervise(
@@ -264,7 +257,8 @@ def _guard(
     _, status = os.waitpid(child, 0)
     if status == 0:
         return 0
-    _log(f"the supervisor ended with wait status {status}; its guardian goes on in its place")
+    now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    say(f"{now} the supervisor ended with wait status {status}; its guardian goes on\n")
     _supervise(run, record, orders, ready, take_over=True)
     return 0
 
@@ -276,10 +270,6 @@ def _forward(child: int) -> None:
     # The supervisor is our child and not yet reaped, so its pid cannot belong to another process.
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, signal.SIGTERM)
-
-
-def _log(message: str) -> None:
-    say(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {message}\n")
 
 
 def _forget_signals() -> None:
@@ -322,9 +312,8 @@ def main(lock: int, ready_descriptor: int) -> None:
             code = _guard(run, record, orders, ready, recover=job["recover"])
     except BaseException as error:  # noqa: BLE001  # no caller would report it
         say(traceback.format_exc())
-        if job[
-            "recover"
-        ]:  # or a caller that tries again at once would take this process for a supervisor
+        # Or a caller that tries again at once would take this process for a supervisor
+        if job["recover"]:
             fcntl.flock(lock, fcntl.LOCK_UN)
         ready.tell(f"{type(error).__name__}: {error}")
     finally:

@@ -3,6 +3,7 @@
 from .__about__ import __version__ as __version__
 from ._backoff import Backoff, retry
 from ._base import BaseExecutor
+from ._cancel import LaunchError
 from ._channels import (
     spec_from_arguments,
     spec_from_environment,
@@ -32,7 +33,6 @@ from ._handle import ReplicaHandle
 from ._hooks import Finding, LogQuery, Option
 from ._journal import RecordedRun, RunJournal, StoreJournal
 from ._journal_folder import FolderJournal, state_folder
-from ._launch_error import LaunchError
 from ._message import (
     OutcomeMessage,
     is_result_line,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._checks import shown
 from ._errors import InvalidRequestError
+from ._hooks import Option
+from ._options import Options, options_of
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    from ._command import Command
 
 EXECUTORS = "diloco.executors"
 COMMANDS = "diloco.commands"
@@ -58,8 +62,6 @@ def get_command(name: str) -> Command | None:
     Raises:
         InvalidRequestError: It cannot be loaded, or is not a :class:`Command`.
     """
-    from ._command import Command  # it needs the options, and finding a backend does not
-
     point = _installed(COMMANDS).get(name)
     if point is None:
         return None
@@ -107,3 +109,55 @@ def _required(point: EntryPoint | InvalidRequestError, what: str) -> Any:
     if isinstance(loaded, Exception):
         raise InvalidRequestError(f"{what} is installed but cannot be loaded: {loaded}") from loaded
     return loaded
+
+
+T = TypeVar("T", bound=Options)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer of a verb.
+
+    Attributes:
+        values: JSON values by name, for programs.
+        lines: The same in sentences, for people.
+    """
+
+    values: Mapping[str, Any]
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A verb: a function whose options are described. Called with them, by name.
+
+    Attributes:
+        takes: The class of its options.
+        run: The function, which is called with an instance of that class.
+    """
+
+    takes: type[Options]
+    run: Callable[[Any], Answer]
+
+    @property
+    def help(self) -> str:
+        """Return the docstring of the function; empty if Python has removed the docstrings."""
+        return inspect.getdoc(self.run) or ""
+
+    def options(self) -> list[Option]:
+        """Return the options, in order."""
+        return options_of(self.takes)
+
+    def __call__(self, **values: Any) -> Answer:
+        """Check the options, and call the function.
+
+        Raises:
+            InvalidRequestError: A value is not allowed.
+            DilocoError: The function raised it.
+        """
+        return self.run(self.takes(**values))
+
+
+def command(options: type[T]) -> Callable[[Callable[[T], Answer]], Command]:
+    """Make a :class:`Command` of a function that takes an instance of a class of options."""
+    return lambda run: Command(options, run)

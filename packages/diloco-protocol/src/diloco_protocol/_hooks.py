@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ._causes import as_shown
+from ._backoff import Patiently
+from ._errors import BackendError
+from ._texts import as_shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -252,3 +255,26 @@ class Hooks(ABC):
     @abstractmethod
     def _attach(self, run_id: str) -> list[ReplicaHandle]:
         """Return the handles of a run."""
+
+
+def findings_of(
+    subject: str,
+    look: Callable[[], Iterable[Finding]],
+    patiently: Patiently,
+    *,
+    ok: bool | None = False,
+) -> list[Finding]:
+    """Return what a look finds, or a finding with its error.
+
+    Args:
+        subject: The subject of the finding with the error.
+        look: Asks the platform.
+        patiently: Repeats the look if its error may pass.
+        ok: The verdict if the look fails: False if a launch would fail too, None if the answer is
+            only not known.
+    """
+    try:
+        return patiently(lambda: list(look()))
+    except BackendError as error:
+        known = "" if ok is False else "this is not known: "
+        return [Finding(subject, ok, f"{known}{error}")]

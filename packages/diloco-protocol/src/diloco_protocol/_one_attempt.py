@@ -10,12 +10,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ._message import read_report
 from ._outcome import Outcome
 from ._processes import Process, adopt_orphans, is_shortage, members, send
-from ._report import read_report
 from ._signals import read_wait_status
 from ._spec import environment
 from ._types import Reason
@@ -87,15 +88,10 @@ def run_attempt(
             if not is_reserved(name) and name != "PYTHONINSPECT"
         }
         told_last = {LAST_ATTEMPT_VARIABLE: "1"} if last else {}
+        # Without -P, the entrypoint's process imports from its working directory, too.
+        safe_path = ["-P"] if sys.flags.safe_path else []
         child = subprocess.Popen(
-            [
-                sys.executable,
-                *_safe_path(),
-                "-m",
-                "diloco_protocol._child",
-                str(spec_file),
-                str(report),
-            ],
+            [sys.executable, *safe_path, "-m", "diloco_protocol._child", spec_file, report],
             env={**kept, **environment(spec), **told_last},
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -103,14 +99,6 @@ def run_attempt(
         status, reason, first_signal = _watch(child, spec, signals)
         reported = read_report(report)
     return _outcome(status, reason, first_signal, reported, spec, started_at)
-
-
-def _safe_path() -> list[str]:
-    """Return Python's option ``-P`` if the runner was started with it.
-
-    Then the entrypoint's process does not import from its working directory either.
-    """
-    return ["-P"] if sys.flags.safe_path else []
 
 
 def _watch(
@@ -197,9 +185,13 @@ def _outcome(
     started_at: float,
 ) -> Outcome:
     code, name = read_wait_status(status)
-    finished_at = max(started_at, time.time())  # the clock may have been set back
     outcome = report or Outcome(0)
     error = outcome.error
+    times: dict[str, Any] = {
+        "started_at": started_at,
+        "finished_at": max(started_at, time.time()),  # the clock may have been set back
+        "attempt": spec.attempt,
+    }
     if reason is Reason.TIMEOUT:
         # This holds even if it then ended cleanly: an attempt that was cut short has not succeeded,
         # and no caller may take it for a success.
@@ -216,28 +208,16 @@ def _outcome(
     elif code == outcome.exit_code == 0:
         # It finished its work in spite of a signal: a success that came before the signal took
         # effect stays a success.
-        return Outcome(
-            0,
-            result=outcome.result,
-            started_at=started_at,
-            finished_at=finished_at,
-            attempt=spec.attempt,
-        )
+        return replace(outcome, **times)
     elif error is None:
-        error = (
-            f"rank {spec.rank} was ended by {name}"
-            if name
-            else f"rank {spec.rank} exited with code {code}"
-        )
-    default = outcome.reason if outcome.exit_code else Reason.ERROR
-    return Outcome(
-        code or outcome.exit_code,  # a reported failure stays one, whatever the exit code
+        how = f"was ended by {name}" if name else f"exited with code {code}"
+        error = f"rank {spec.rank} {how}"
+    return replace(
+        outcome,
+        exit_code=code or outcome.exit_code,  # a reported failure stays one
         signal=name,
         error=error,
-        error_type=outcome.error_type,
-        traceback=outcome.traceback,
-        reason=reason or default,
-        started_at=started_at,
-        finished_at=finished_at,
-        attempt=spec.attempt,
+        result=None,
+        reason=reason or (outcome.reason if outcome.exit_code else Reason.ERROR),
+        **times,
     )

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ._cancel import LaunchError
 from ._checks import check_seconds, is_number
 from ._errors import BackendError
 from ._hooks import Finding
-from ._launch_error import LaunchError
 from ._redact import redact_text
 from ._request import check_rendezvous
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from types import NoneType
 from typing import Any
 
 from ._checks import check_seconds, check_whole, or_none, shown
@@ -24,6 +25,12 @@ from ._variables import (
 
 SPEC_VERSION = 4
 _TEXTS = ("entrypoint", "run_id", "cohort", "rank_env", "world_size_env", "backend", "place")
+_TYPES: dict[str, tuple[set[type], str]] = {
+    **dict.fromkeys(_TEXTS, ({str}, "text")),
+    "rendezvous_uri": ({str, NoneType}, "text or None"),
+    "kwargs": ({dict}, "a dict"),
+    "restarts": ({bool, NoneType}, "True, False or None"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +87,11 @@ class ReplicaSpec:
             raise InvalidRequestError(
                 f"a spec's rank must be below its world_size of {self.world_size}, not {self.rank}"
             )
-        for name in _TEXTS:
-            if type(text := getattr(self, name)) is not str:
-                raise InvalidRequestError(f"a spec's {name} must be text, not {shown(text)}")
-        if self.rendezvous_uri is not None and type(self.rendezvous_uri) is not str:
-            raise InvalidRequestError(
-                f"a spec's rendezvous_uri must be text or None, not {shown(self.rendezvous_uri)}"
-            )
-        if type(self.kwargs) is not dict:
-            raise InvalidRequestError(f"a spec's kwargs must be a dict, not {shown(self.kwargs)}")
+        for name, (kinds, words) in _TYPES.items():
+            if type(value := getattr(self, name)) not in kinds:
+                raise InvalidRequestError(f"a spec's {name} must be {words}, not {shown(value)}")
         or_none(check_seconds)("a spec's timeout", self.timeout)
         check_seconds("a spec's grace", self.grace)
-        if self.restarts is not None and type(self.restarts) is not bool:
-            raise InvalidRequestError(
-                f"a spec's restarts must be True, False or None, not {shown(self.restarts)}"
-            )
 
     def __hash__(self) -> int:
         return hash(canonical(self._fields()))

@@ -6,7 +6,7 @@ They are options, checks, resources, redaction, signals, processes, and verbs of
 
 from ._backoff import Patiently, latest_try
 from ._bounds import OUTCOME_BYTES, RECORD_BYTES, RESULT_BYTES, check_size, read_bounded
-from ._cancel import cancel_all, check_ended
+from ._cancel import all_or_nothing, cancel_all, check_ended
 from ._channels import spec_sha256, variables_from_strings, variables_to_strings
 from ._checks import (
     check_amount,
@@ -23,15 +23,13 @@ from ._checks import (
     read_whole,
     shown,
 )
-from ._command import Answer, Command, command
-from ._discovery import get_command
-from ._findings import findings_of
-from ._follow import LogEnd, Look, follow
+from ._discovery import Answer, Command, command, get_command
+from ._fields import status_from_data, status_to_data
+from ._follow import LINE_BYTES, LineSplitter, LogEnd, Look, follow, split_lines
 from ._handle import check_metadata
+from ._hooks import findings_of
 from ._in_time import in_time
 from ._json import check_json
-from ._launch_error import all_or_nothing
-from ._lines import LINE_BYTES, LineSplitter, split_lines
 from ._option_checks import RUNNER, check_command, check_flag, one_of, seconds, text_like, whole
 from ._options import (
     Options,
@@ -52,7 +50,6 @@ from ._resources import ANY, GpuRequest, parse_gpu
 from ._secret_forms import REDACTED
 from ._signals import read_wait_status, signal_name
 from ._spec import redact_spec
-from ._status_data import status_from_data, status_to_data
 from ._texts import readable
 from ._variables import check_variables, is_reserved
 
