@@ -5,7 +5,7 @@ from pathlib import Path
 
 from diloco_local import _runs
 from diloco_local._files import write_json
-from diloco_local._identity import host_name, pid_namespace
+from diloco_local._processes import host_name, pid_namespace
 from diloco_local._record import RunRecord
 from diloco_local._rundir import Root
 from diloco_protocol import Outcome, Reason, ReplicaState, ReplicaStatus
@@ -33,7 +33,7 @@ def results_of(executor, handles):
 
 def locate(handle):
     """The directory and the record of a handle's run, wherever it is."""
-    return _runs.locate(handle, [Root(Path(handle.metadata["root"]))])
+    return _runs.locate(handle, Root(Path(handle.metadata["root"])))
 
 
 def ended_run(root, run_id="ended", result=3, ranks=1, uid=None):

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import tempfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from signal import Signals
 from unittest import mock
@@ -17,9 +17,8 @@ from diloco_local import LocalProcessExecutor
 from diloco_local._environment import inherited
 from diloco_local._files import create_json, write_json
 from diloco_local._orders import show_orders
-from diloco_local._record import read_record
+from diloco_local._record import AttemptState, read_record
 from diloco_local._rundir import RunDir
-from diloco_local._state import AttemptState
 from diloco_local._verdict import Stop, verdict
 from diloco_protocol import Outcome, Reason, environment
 from diloco_protocol.backend import status_to_data
@@ -123,7 +122,7 @@ class ScriptedHarness(Harness):
     def save(self, run, rank):
         life = self.runs[run.path][rank]
         state = AttemptState(life.attempt, life.phase, started_at=life.started_at or 0.0)
-        write_json(run.replica(rank).state, state.to_dict())
+        write_json(run.replica(rank).state, asdict(state))
 
     def failed(self, run, rank, **how):
         """An attempt has failed: the next one waits for its start, or that was the last."""

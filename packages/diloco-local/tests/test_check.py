@@ -7,8 +7,9 @@ import tracemalloc
 import pytest
 
 from diloco_local._check import check_entrypoint
-from diloco_local._identity import ProcessId
-from diloco_protocol import InvalidRequestError
+from diloco_local._orders import Order
+from diloco_local._processes import ProcessId
+from diloco_protocol import InvalidRequestError, ReplicaSpec
 
 pytestmark = pytest.mark.processes
 
@@ -61,13 +62,15 @@ def check(tmp_path):
         "train.check_arguments = check\n"
     )
 
-    def run(entrypoint, kwargs=(), **options):
-        env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-        check_entrypoint(
-            entrypoint,
-            dict(kwargs),
-            **{"python": sys.executable, "env": env, "cwd": str(tmp_path), **options},
+    def run(entrypoint, kwargs=(), python=sys.executable, cwd=tmp_path, **options):
+        path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+        order = Order(
+            ReplicaSpec(entrypoint, dict(kwargs), 0, 1),
+            (python, "-P", "-m", "diloco_protocol.runner"),
+            {**os.environ, "PYTHONPATH": path},
+            str(cwd),
         )
+        check_entrypoint(order, **options)
 
     return run
 
@@ -89,7 +92,7 @@ def test_good(check, entrypoint):
 )
 def test_an_entrypoint_that_knows_its_arguments_is_asked(check, kwargs, words):
     check("choosy_trainer:train", {"steps": "7"})
-    refused = "the arguments of entrypoint 'choosy_trainer:train' are refused: "
+    refused = "the check of entrypoint 'choosy_trainer:train' with its arguments failed: "
     with pytest.raises(InvalidRequestError, match=refused + words):
         check("choosy_trainer:train", kwargs)
 
@@ -98,16 +101,19 @@ def test_an_entrypoint_that_knows_its_arguments_is_asked(check, kwargs, words):
 @pytest.mark.parametrize(
     ("entrypoint", "words"),
     [
-        ("no_such_trainer:train", "module 'no_such_trainer'.*ModuleNotFoundError"),
+        ("no_such_trainer:train", "module 'no_such_trainer' failed: ModuleNotFoundError"),
         ("broken_trainer:train", "module 'broken_trainer'.*a_module_nobody_has"),
-        ("exiting_trainer:train", "module 'exiting_trainer'.*SystemExit: 3"),
-        ("dying_trainer:train", "'dying_trainer'.*code 7: last words"),
+        ("exiting_trainer:train", "'exiting_trainer:train' .*exited with code 3"),
+        ("dying_trainer:train", "'dying_trainer:train'.*code 7: last words"),
         ("good_trainer:no_train", "'good_trainer' has no attribute 'no_train'"),
-        ("good_trainer:Trainer.fti", "no attribute 'Trainer.fti'"),
-        ("package_of_trainers:none", "'package_of_trainers' has no attribute 'none'"),
-        ("package_of_trainers:broken", "cannot be imported.*a_module_nobody_has"),
+        ("good_trainer:Trainer.fti", "type object 'Trainer' has no attribute 'fti'"),
+        (
+            "package_of_trainers:none",
+            "'none' in module 'package_of_trainers' failed: AttributeError",
+        ),
+        ("package_of_trainers:broken", "cannot be used.*a_module_nobody_has"),
         ("package_of_trainers:empty", "'package_of_trainers.empty' has no attribute 'main'"),
-        ("good_trainer:value", "'value'.*cannot be called: it is a int"),
+        ("good_trainer:value", "'value' .*it is a int, which cannot be called"),
     ],
 )
 def test_bad(check, entrypoint, words):
@@ -197,7 +203,7 @@ def test_the_check_leaves_no_process_that_has_cleared_its_environment(check, tmp
 
 def test_a_check_that_has_no_room_for_its_answer_says_so(check, tmp_path):
     (tmp_path / "filling_trainer.py").write_text(
-        "import json, os, sys\njson.dump = lambda *_: os._exit(1)\ndef train(): ...\n"
+        "import os, pathlib\npathlib.Path.replace = lambda *_: os._exit(1)\ndef train(): ...\n"
     )
     with pytest.raises(InvalidRequestError, match=r"code 1: it printed nothing .is there room in"):
         check("filling_trainer:train")

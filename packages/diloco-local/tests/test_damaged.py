@@ -3,15 +3,15 @@
 import json
 import os
 import tracemalloc
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from local_lab import ended_run, results_of, run_of
 
 from diloco_local import LocalProcessExecutor, _observe
 from diloco_local._files import open_lock, try_lock
-from diloco_local._identity import ProcessId
-from diloco_local._state import AttemptState
+from diloco_local._processes import ProcessId
+from diloco_local._record import AttemptState
 from diloco_protocol import BackendError, ReplicaState
 from diloco_protocol.backend import OUTCOME_BYTES, RECORD_BYTES
 
@@ -184,7 +184,7 @@ def test_a_state_that_no_supervisor_writes_does_not_count(tmp_path, field, value
     handle = ended_run(tmp_path)
     replica = run_of(handle).replica(0)
     replica.final.unlink()
-    good = AttemptState(attempt=1, started_at=1.0).to_dict()
+    good = asdict(AttemptState(attempt=1, started_at=1.0))
     replica.state.write_text(json.dumps(good))
     assert Unwatched(root=tmp_path).describe(handle).started_at == 1.0
     replica.state.write_text(json.dumps({**good, field: value}))
@@ -222,7 +222,7 @@ def test_what_was_left_unwatched_is_ended_whatever_its_state_says(waiting, until
     files = run_of(run.handle)
     watchers = json.loads((files.path / "supervisor.json").read_text())
     for key in ("parent", "supervisor"):
-        process = ProcessId.from_dict(watchers[key])
+        process = ProcessId.of(watchers[key])
         process.send(9)
         until(lambda process=process: not process.alive())
     files.replica(0).state.write_text('{"known": 5}')

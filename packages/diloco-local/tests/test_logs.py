@@ -1,4 +1,5 @@
 import json
+import time
 import tracemalloc
 
 import pytest
@@ -6,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_local import _logs
-from diloco_local._logs import _BLOCK, check_streams, iterate, tail, tail_lines
+from diloco_local._logs import _BLOCK, tail, tail_lines
 from diloco_local._rundir import ReplicaDir
+from diloco_protocol import LogQuery
 from diloco_protocol.backend import LINE_BYTES
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"), max_size=8)
@@ -21,6 +23,10 @@ def attempt_of(tmp_path, number=1, out="", err="", times=()):
     files.log("stderr").write_text(err, newline="")
     files.times.write_text("".join(json.dumps(sample) + "\n" for sample in times))
     return replica
+
+
+def iterate(replica, terminal, *, sleep=time.sleep, clock=time.time, **selection):
+    return _logs.iterate(replica, terminal, LogQuery(**selection), sleep=sleep, clock=clock)
 
 
 def lines_of(replica, **options):
@@ -63,10 +69,6 @@ def test_streams(tmp_path):
     assert lines_of(replica) == ["o1", "e1", "o2"]
     assert tail(replica, 2) == ["e1", "o2"]
     assert tail(replica, 2, "stdout") == ["o1", "o2"]
-    with pytest.raises(ValueError, match="combined, stderr, stdout"):
-        check_streams("syslog")
-    with pytest.raises(ValueError, match="syslog"):
-        iterate(replica, lambda: True, streams="syslog")  # at once, not at the first line
 
 
 def test_since_until_regex(tmp_path):

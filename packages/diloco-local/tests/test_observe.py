@@ -10,8 +10,8 @@ from local_lab import PATIENCE, ended_run, locate, results_of, run_of, verbs_on
 
 from diloco_local import LocalProcessExecutor, _files, _logs, _processes
 from diloco_local._files import open_lock, try_lock
-from diloco_local._identity import ProcessId
 from diloco_local._observe import observe_replica
+from diloco_local._processes import ProcessId
 from diloco_protocol import BackendError, ReplicaState
 
 pytestmark = pytest.mark.processes
@@ -40,7 +40,7 @@ def test_a_reused_pid_is_not_the_replica(waiting, until):
     files, _ = locate(run.handle)
     state = json.loads(files.replica(0).state.read_text())
     watchers = json.loads((files.path / "supervisor.json").read_text())
-    processes = [ProcessId.from_dict(watchers[key]) for key in ("supervisor", "parent")]
+    processes = [ProcessId.of(watchers[key]) for key in ("supervisor", "parent")]
     processes.append(ProcessId.from_dict(state["runner"]))
     for process in processes:
         process.send(signal.SIGKILL)

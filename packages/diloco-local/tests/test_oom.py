@@ -6,18 +6,11 @@ from hypothesis import strategies as st
 from diloco_local._oom import OomWatch, counter_file, own_counter
 
 
-def test_version_1(tmp_path):
-    path = tmp_path / "memory" / "box" / "memory.oom_control"
-    path.parent.mkdir(parents=True)
-    path.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 4\n")
-    assert counter_file("4:memory:/box\n0::/\n", tmp_path) == path
-
-
 def test_version_2(tmp_path):
     path = tmp_path / "user" / "memory.events"
     path.parent.mkdir(parents=True)
     path.write_text("low 0\noom 1\noom_kill 1\n")
-    assert counter_file("0::/user\n", tmp_path) == path
+    assert counter_file("4:memory:/box\n0::/user\n", tmp_path) == path
 
 
 def test_the_path_of_a_container_is_the_host_s(tmp_path):

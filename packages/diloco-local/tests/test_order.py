@@ -4,14 +4,13 @@ import json
 
 import pytest
 
-from diloco_local._order import OUTCOME_FILE, RESTARTS, SPEC_FILE, Order
-from diloco_local._rundir import AttemptDir
+from diloco_local._orders import Order
 from diloco_protocol import InvalidRequestError, ReplicaSpec, SpecVersionError
 
 SPEC = ReplicaSpec(
     "trainer:train", {"deep": [{"a": None}], "text": "\u2026"}, rank=3, world_size=5, timeout=2.5
 )
-ORDER = Order(SPEC, ("python", SPEC_FILE, RESTARTS, OUTCOME_FILE), {"A": "1"}, "/work")
+ORDER = Order(SPEC, ("python", "-m", "runner"), {"A": "1"}, "/work")
 
 
 def test_it_comes_back_through_the_pipe():
@@ -23,14 +22,6 @@ def test_it_comes_back_through_the_pipe():
 
 def test_the_arguments_are_not_copied_on_the_way_to_the_pipe():
     assert ORDER.to_dict()["spec"]["kwargs"] is SPEC.kwargs
-
-
-@pytest.mark.parametrize(("last", "restarts"), [(False, "elsewhere"), (True, "0")])
-def test_what_an_attempt_is_told_is_filled_in(tmp_path, last, restarts):
-    files = AttemptDir(tmp_path)
-    assert ORDER.command(files, last=last) == [
-        "python", str(tmp_path / "spec.json"), restarts, str(tmp_path / "outcome.json"),
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from diloco_local._identity import ProcessId
 from diloco_local._processes import (
     MARKER,
+    ProcessId,
     marker_of,
     members,
     process_table,

@@ -9,8 +9,7 @@ from local_lab import ended_run, locate, run_of
 
 from diloco_local import LocalProcessExecutor, _runs
 from diloco_local._files import DamagedFileError, open_lock, try_lock
-from diloco_local._identity import ProcessId
-from diloco_local._processes import members
+from diloco_local._processes import ProcessId, members
 from diloco_local._record import marker, read_record
 from diloco_local._rundir import Root, RunDir
 from diloco_protocol import BackendError, ReplicaNotFoundError, ReplicaState
@@ -103,7 +102,7 @@ def test_a_uid_that_is_no_name_leads_nowhere(tmp_path, uid):
     handle = ended_run(tmp_path)
     record = run_of(handle).record
     record.write_text(record.read_text().replace('"uid-of-ended"', json.dumps(uid)))
-    with pytest.raises(DamagedFileError, match="uid is"):
+    with pytest.raises(DamagedFileError, match="uid must be a name"):
         Unwatched(root=tmp_path).attach("ended")
 
 

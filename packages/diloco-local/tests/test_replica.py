@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from diloco_local import _replica
-from diloco_local._identity import ProcessId
 from diloco_local._oom import OomWatch
-from diloco_local._order import Order
-from diloco_local._replica import Phase, Replica, Rules
+from diloco_local._orders import Order
+from diloco_local._processes import ProcessId
+from diloco_local._replica import Phase, Replica
 from diloco_local._rundir import ReplicaDir
 from diloco_local._supervisor import Supervisor
 from diloco_protocol import Reason, ReplicaSpec, ReplicaState
@@ -24,6 +24,13 @@ pytestmark = pytest.mark.processes
 
 # Workers of pytest run at the same time, and the end of a replica ends all that has its marker.
 OF_TEST = f"test-{os.getpid()}/0"
+
+
+def rules(grace, timeout=None, max_restarts=0):
+    """What a replica asks the record of its run for."""
+    return SimpleNamespace(grace=grace, timeout=timeout, max_restarts=max_restarts)
+
+
 SPEC = ReplicaSpec("trainer:train", {"x": [1]}, rank=0, world_size=1, timeout=5)
 
 
@@ -45,7 +52,7 @@ def machine(tmp_path, nothing_survives, until):
         replica = Replica(
             directory,
             OF_TEST,
-            Rules(0.3, None, restarts),
+            rules(0.3, max_restarts=restarts),
             order,
             reap,
             OomWatch(kills),
@@ -141,7 +148,7 @@ def test_what_was_never_started_says_so(tmp_path):
     replica = Replica(
         ReplicaDir(tmp_path),
         OF_TEST,
-        Rules(1, None, 0),
+        rules(1),
         None,
         lambda pid: None,
         OomWatch(lambda: None),
@@ -156,7 +163,7 @@ def test_what_was_never_started_says_so(tmp_path):
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.ENFILE])
 def test_an_end_that_finds_no_room_is_written_down_later(tmp_path, monkeypatch, number):
     replica = Replica(
-        ReplicaDir(tmp_path / "r"), OF_TEST, Rules(1, None, 0), None, lambda pid: None,
+        ReplicaDir(tmp_path / "r"), OF_TEST, rules(1), None, lambda pid: None,
         OomWatch(lambda: None), lambda table: {},
     )  # fmt: skip
     (tmp_path / "r").mkdir()
@@ -180,11 +187,11 @@ def test_a_program_that_cannot_be_known_is_ended_at_once(tmp_path, monkeypatch, 
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(ProcessId, "of", lacking)
-    order = Order(SPEC, ("/bin/sleep", "60"), dict(os.environ), str(tmp_path))
+    order = Order(SPEC, ("/bin/sh", "-c", "exec sleep 60"), dict(os.environ), str(tmp_path))
     replica = Replica(
         ReplicaDir(tmp_path),
         OF_TEST,
-        Rules(1, None, 0),
+        rules(1),
         order,
         lambda pid: None,
         OomWatch(lambda: None),
@@ -201,11 +208,11 @@ def test_a_clock_that_is_set_forward_ends_nothing_that_is_adopted(
     tmp_path, monkeypatch, nothing_survives, passed
 ):
     """A supervisor that goes on for one that was killed counts on from where that one was."""
-    order = Order(SPEC, ("/bin/sleep", "60"), dict(os.environ), str(tmp_path))
+    order = Order(SPEC, ("/bin/sh", "-c", "exec sleep 60"), dict(os.environ), str(tmp_path))
 
     def replica(order):
         return Replica(
-            ReplicaDir(tmp_path), OF_TEST, Rules(1, 600.0, 0), order, lambda pid: None,
+            ReplicaDir(tmp_path), OF_TEST, rules(1, 600.0), order, lambda pid: None,
             OomWatch(lambda: None), lambda table: {},
         )  # fmt: skip
 
@@ -233,7 +240,7 @@ def test_a_process_that_becomes_another_one_while_it_is_looked_for_is_not_gone(t
         return os.waitpid(pid, 0)[1]
 
     replica = Replica(
-        ReplicaDir(tmp_path), OF_TEST, Rules(1, None, 0), order, reap, OomWatch(lambda: None),
+        ReplicaDir(tmp_path), OF_TEST, rules(1), order, reap, OomWatch(lambda: None),
         lambda table: {}, lambda: next(ended),
     )  # fmt: skip
     replica.start()

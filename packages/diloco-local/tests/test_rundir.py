@@ -1,27 +1,9 @@
 import os
 import threading
-from pathlib import Path
 
 import pytest
 
-from diloco_local._rundir import Root, default_root
-from diloco_protocol import InvalidRequestError
-
-
-def test_the_default_root(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert default_root() == tmp_path / "diloco"
-    monkeypatch.setenv("XDG_STATE_HOME", "relative/folder")
-    assert default_root() == Path.home() / ".local" / "state" / "diloco"
-    monkeypatch.delenv("XDG_STATE_HOME")
-    assert default_root() == Path.home() / ".local" / "state" / "diloco"
-
-
-def test_a_home_folder_that_is_not_known(monkeypatch):
-    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a user that nobody knows
-    with pytest.raises(InvalidRequestError, match="give root=, or set XDG_STATE_HOME"):
-        default_root()
+from diloco_local._rundir import Root
 
 
 @pytest.mark.processes

@@ -14,8 +14,7 @@ from types import SimpleNamespace
 import pytest
 from local_lab import locate, results_of, run_of
 
-from diloco_local._identity import ProcessId
-from diloco_local._processes import members
+from diloco_local._processes import ProcessId, members
 from diloco_local._supervisor import Supervisor
 from diloco_protocol import InvalidRequestError, Reason, ReplicaHandle, ReplicaState, ReplicaStatus
 from diloco_protocol.backend import status_to_data
@@ -32,9 +31,10 @@ class Watch:
         self._until = until
 
     def _read(self, key):
-        return ProcessId.from_dict(
-            json.loads((self._run.path / "supervisor.json").read_text())[key]
-        )
+        return ProcessId.of(self.pids()[key])
+
+    def pids(self):
+        return json.loads((self._run.path / "supervisor.json").read_text())
 
     @property
     def supervisor(self):
@@ -153,7 +153,7 @@ def test_a_disk_that_is_full_for_a_while_stops_no_supervisor(waiting, watch, fol
     until((folder / "up-1-2").exists)
     run.go()
     assert results_of(run.executor, run.handles)[1]["attempt"] == 2
-    assert around.supervisor.pid == supervisor
+    assert around.pids()["supervisor"] == supervisor
 
 
 @pytest.mark.parametrize("state", ["as it was", "damaged"])

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from diloco_local._logs import Sampler, read_sample
 from diloco_local._rundir import AttemptDir
-from diloco_local._times import Sampler, read_sample
 
 
 def test_a_sample_per_growth(tmp_path):

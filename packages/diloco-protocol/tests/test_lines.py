@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from diloco_protocol import _lines
-from diloco_protocol._lines import CUT
+from diloco_protocol import _follow as _lines
+from diloco_protocol._follow import CUT
 from diloco_protocol.backend import LINE_BYTES, LineSplitter, split_lines
 
 LONGEST = 8

@@ -6,7 +6,7 @@ import pytest
 from memory_lab import Memory
 
 from diloco_protocol import ReplicaHandle, ReplicaState, ReplicaStatus
-from diloco_protocol._look_order import LookOrder
+from diloco_protocol._recent import LookOrder
 
 HANDLE = ReplicaHandle(0, "memory", run_id="r")
 PENDING, RUNNING = (ReplicaStatus(state) for state in (ReplicaState.PENDING, ReplicaState.RUNNING))

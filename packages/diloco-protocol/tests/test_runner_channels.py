@@ -106,7 +106,7 @@ class TestStrings:
         strings = spec_to_environment(spec) | {"DILOCO_ENV_0": "%"}
         outcome = end(start("returns", strings=strings), tmp_path)
         assert outcome.reason is Reason.START_FAILED
-        assert "environment variables are damaged" in outcome.error
+        assert "environment variables is damaged" in outcome.error
 
     @pytest.mark.parametrize("where", ["run_id", "variable"])
     def test_what_no_environment_carries_starts_nothing(self, start, tmp_path, where):

@@ -23,7 +23,7 @@ def test_they_come_back_exactly_in_pieces_that_fit(variables, size, others):
 @pytest.mark.parametrize(
     ("strings", "said"),
     [
-        ({"DILOCO_ENV_1": "eA=="}, "lack DILOCO_ENV_0"),
+        ({"DILOCO_ENV_1": "eA=="}, "lacks DILOCO_ENV_0"),
         ({"DILOCO_ENV_0": "%"}, "damaged"),
         ({"DILOCO_ENV_0": "W10="}, "not a JSON object of text"),
         ({"DILOCO_ENV_0": "eyJhIjoxfQ=="}, "not a JSON object of text"),

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from diloco_protocol import (
-    BackendError,
     Backoff,
     BaseExecutor,
     Capabilities,
@@ -21,24 +21,22 @@ from diloco_protocol import (
     ReplicaNotFoundError,
     ReplicaStatus,
     RunRequest,
-    environment,
+    state_folder,
 )
 from diloco_protocol.backend import RESULT_BYTES, is_run_id, shown, takes
 
 from . import _logs, _runs
 from ._check import check_entrypoint
-from ._environment import find_program, import_path, inherited, with_current_folder
-from ._files import system_errors
+from ._environment import find_program, import_path, inherited
+from ._files import check_own_folder, system_errors
 from ._gpus import available_gpus, share_out
-from ._identity import host_name, pid_namespace
 from ._launch import start_supervisor
 from ._observe import observe_replica
 from ._options import LocalOptions
-from ._order import Order
-from ._orders import Setting, check_request, fingerprint, make_orders, show_orders
-from ._own import check_own_folder
-from ._record import RunRecord, read_record, rendezvous_of
-from ._rundir import Root, default_root
+from ._orders import Order, Setting, check_request, fingerprint, make_orders, show_orders
+from ._processes import host_name, pid_namespace
+from ._record import RunRecord, rendezvous_of
+from ._rundir import Root
 
 
 class LocalProcessExecutor(BaseExecutor):
@@ -77,19 +75,18 @@ class LocalProcessExecutor(BaseExecutor):
         chosen = LocalOptions(**options)
         super().__init__(**chosen.of_base(Backoff(first=0.02, factor=1.5, cap=0.5)))
         self._options = chosen
-        root = default_root() if chosen.root is None else chosen.root
-        self._root = _root(root)
-        self._roots = (self._root, *map(_root, chosen.other_roots))
+        with system_errors():
+            root = state_folder() if chosen.root is None else chosen.root
+            self._root = Root(Path(os.path.abspath(root)))  # noqa: PTH100
 
     def _check_handle(self, handle: ReplicaHandle) -> None:
-        _runs.check_handle(handle, self._roots)
+        _runs.check_handle(handle, self._root)
 
     # --- launching ---
 
     def _check_request(self, request: RunRequest) -> None:
         check_request(request)
 
-    @with_current_folder()
     def _setting(self) -> Setting:
         # Looked up at every launch, since folder, environment and import path of this process may
         # change.
@@ -146,14 +143,7 @@ class LocalProcessExecutor(BaseExecutor):
             )
             return _runs.handles_of(self._root, known)
         orders = self._orders(request, setting)
-        identity_variables = environment(request.specs()[0])
-        check_entrypoint(
-            request.entrypoint,
-            request.kwargs,
-            python=setting.python,
-            env={**orders[0].env, **identity_variables},
-            cwd=setting.cwd,
-        )
+        check_entrypoint(orders[0])
         record = RunRecord(
             uid=uuid.uuid4().hex,
             run_id=request.run_id,
@@ -185,9 +175,9 @@ class LocalProcessExecutor(BaseExecutor):
         statuses = {}
         for handle in handles:
             try:
-                run, record = _runs.locate(handle, self._roots)
+                run, record = _runs.locate(handle, self._root)
                 status = observe_replica(run, record, handle.rank)
-                _runs.locate(handle, self._roots)  # if purged meanwhile, its files say nothing
+                _runs.locate(handle, self._root)  # if purged meanwhile, its files say nothing
             except ReplicaNotFoundError:
                 continue
             statuses[handle] = status
@@ -195,64 +185,49 @@ class LocalProcessExecutor(BaseExecutor):
 
     @system_errors()
     def _result(self, handle: ReplicaHandle) -> Any:
-        run, record = _runs.locate(handle, self._roots)
-        return _runs.result_of(run, handle.rank, observe_replica(run, record, handle.rank))
+        run, record = _runs.locate(handle, self._root)
+        return _runs.result_of(run, record, handle.rank)
 
     @system_errors()
     def _rendezvous(self, handle: ReplicaHandle) -> str | None:
-        run, _ = _runs.locate(handle, self._roots)
+        run, _ = _runs.locate(handle, self._root)
         replica = run.replica(handle.rank)
         check_own_folder(replica.path)
         uri = rendezvous_of(replica.attempt(1))
-        _runs.locate(handle, self._roots)  # if purged meanwhile, a missing file says nothing
+        _runs.locate(handle, self._root)  # if purged meanwhile, a missing file says nothing
         return uri
 
     @system_errors()
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
-        run, record = _runs.locate(handle, self._roots)
+        run, record = _runs.locate(handle, self._root)
         replica = run.replica(handle.rank)
         check_own_folder(replica.path)
         if query.n_lines is not None:
-            tail = _logs.tail(replica, query.n_lines, query.streams)
-            _runs.locate(handle, self._roots)  # if purged meanwhile, an empty log says nothing
-            return iter(tail)
+            return self._read(handle, iter(_logs.tail(replica, query.n_lines, query.streams)))
 
         def terminal() -> bool:
-            _runs.locate(handle, self._roots)  # a later run of that name says nothing of this one
+            _runs.locate(handle, self._root)  # a later run of that name says nothing of this one
             return observe_replica(run, record, handle.rank).state.terminal
 
-        lines = _logs.iterate(
-            replica,
-            terminal,
-            sleep=self._options.sleep,
-            clock=self._options.clock,
-            **asdict(query),
-        )
+        sleep, clock = self._options.sleep, self._options.clock
+        lines = _logs.iterate(replica, terminal, query, sleep=sleep, clock=clock)
         return self._read(handle, lines)
 
     def _read(self, handle: ReplicaHandle, lines: Iterator[str]) -> Iterator[str]:
         with system_errors():
             yield from lines
-            _runs.locate(handle, self._roots)  # if purged meanwhile, they may not be all
+            _runs.locate(handle, self._root)  # if purged meanwhile, they may not be all
 
     # --- ending and finding ---
 
     @system_errors()
     def _stop(self, handle: ReplicaHandle) -> None:
         try:
-            run, record = _runs.locate(handle, self._roots)
+            run, record = _runs.locate(handle, self._root)
         except ReplicaNotFoundError:
             _runs.check_over(handle)  # it was purged, so it had ended
             return
         _runs.cancel(run, record, handle.rank, self._supervise)
-
-    def _is_ours(self, handle: ReplicaHandle) -> bool:
-        if not super()._is_ours(handle):
-            return False
-        return _runs.check_handle(handle, self._roots) is self._root
-
-    def _place(self, handle: ReplicaHandle) -> tuple[str, ...]:
-        return handle.metadata["root"], handle.metadata["uid"]
 
     def _spelled(
         self, handle: ReplicaHandle, known: Sequence[ReplicaHandle]
@@ -262,7 +237,7 @@ class LocalProcessExecutor(BaseExecutor):
     @system_errors()
     def _siblings(self, handle: ReplicaHandle) -> list[ReplicaHandle]:
         try:
-            _, record = _runs.locate(handle, self._roots)
+            _, record = _runs.locate(handle, self._root)
         except ReplicaNotFoundError:
             return [handle]
         return [replace(handle, rank=rank) for rank in record.ranks]
@@ -270,33 +245,23 @@ class LocalProcessExecutor(BaseExecutor):
     @system_errors()
     def _purge(self, handle: ReplicaHandle) -> None:
         try:
-            run, record = _runs.locate(handle, self._roots)
+            run, record = _runs.locate(handle, self._root)
         except ReplicaNotFoundError:
             _runs.check_over(handle)
-            _runs.purge_rest(_runs.check_handle(handle, self._roots), handle)
+            # Remove what an interrupted purge of the run has left.
+            self._root.empty_trash(handle.metadata["uid"])
             return
-        _runs.purge(_runs.check_handle(handle, self._roots), run, record)
+        _runs.purge(self._root, run, record)
 
     @system_errors()
     def _list_runs(self) -> list[str]:
         known = []
         for name in filter(is_run_id, self._root.run_ids()):
-            run = self._root.run(name)
-            try:
-                record = read_record(run)
-                launched_at = None if record is None else record.created_at
-            except BackendError:  # also a link, or another user's
-                launched_at = 0.0  # not known; a caller that asks for the run is told why
-            if launched_at is not None and run.started.exists():
-                known.append((launched_at, name))
+            with contextlib.suppress(OSError):  # it was not started, or is being removed
+                known.append((self._root.run(name).started.stat().st_mtime_ns, name))
         return [name for _, name in sorted(known)]
 
     @system_errors()
     def _attach(self, run_id: str) -> list[ReplicaHandle]:
         _, record = _runs.find_run(self._root, run_id)
         return _runs.handles_of(self._root, record)
-
-
-@with_current_folder()
-def _root(path: str | os.PathLike[str]) -> Root:
-    return Root(Path(os.path.abspath(path)))  # noqa: PTH100

@@ -10,15 +10,11 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from diloco_protocol import InvalidRequestError
-from diloco_protocol.backend import ANY, parse_gpu, shown
+from diloco_protocol.backend import ANY, check_names, parse_gpu, shown
 
 from ._environment import find_program
 
-# A slice is called by a UUID of its own or, by older drivers, by its GPU's and two numbers.
-_DEVICE = re.compile(
-    r"(?P<number>\d{1,9})|(?:GPU|MIG(?!-GPU))-[\w-]{1,200}|MIG-GPU-[\w-]{1,200}(/(0|[1-9]\d?)){2}",
-    re.ASCII,
-)
+_DEVICE = re.compile(r"(?P<number>\d{1,9})|(?:GPU|MIG(?!-GPU))-[\w-]{1,200}", re.ASCII)
 _LINE = re.compile(r"^GPU (\d+): (.*?)(?: \(UUID: ([^)]+)\))?\s*$")
 _SLICE = re.compile(r"^ +(MIG \S+) +Device +\d+: \(UUID: (MIG-[^)]+)\)\s*$")
 _PATIENCE = 30.0
@@ -59,13 +55,12 @@ def ask_nvidia_smi() -> list[Gpu]:
     return parse_nvidia_smi(done.stdout) if done.returncode == 0 else []
 
 
-def check_devices(name: str, devices: Sequence[str]) -> tuple[str, ...]:
+def check_devices(name: str, values: object) -> tuple[str, ...]:
     """Refuse devices of which two may be the same GPU, since replicas would share it.
 
     Args:
         name: The option or variable that names them, for the error.
-        devices: Numbers as text, or UUIDs that begin with ``GPU-`` or ``MIG-``, or slices in the
-            form ``MIG-GPU-UUID/INSTANCE/INSTANCE`` of older drivers.
+        values: Numbers as text, or UUIDs that begin with ``GPU-`` or ``MIG-``.
 
     Returns:
         The same, without blanks, and without zeros before a number.
@@ -74,18 +69,18 @@ def check_devices(name: str, devices: Sequence[str]) -> tuple[str, ...]:
         InvalidRequestError: One of them is something else or is named twice, or there are both
             numbers and UUIDs.
     """
+    devices = check_names(name, values)
     matches = [_DEVICE.fullmatch(device.strip()) for device in devices]
     numbers = [match for match in matches if match and match["number"]]
     if not all(matches) or 0 < len(numbers) < len(devices):
         raise InvalidRequestError(
             f"{name}={shown(list(devices))} must name GPUs by their numbers ('0'), or all of them "
-            "by UUIDs that begin with GPU- or MIG-, or as MIG-GPU-UUID/INSTANCE/INSTANCE"
+            "by UUIDs that begin with GPU- or MIG-"
         )
     known = tuple(str(int(match[0])) if match["number"] else match[0] for match in matches if match)
-    # CUDA takes the beginning of a UUID for the whole UUID, and a slice is a part of its GPU.
-    in_order = sorted(f"{name[4:]}/" if "/" in name else name for name in known)
-    alike = str.__eq__ if numbers else str.startswith
-    if any(map(alike, in_order[1:], in_order)):
+    # CUDA takes the beginning of a UUID for the whole UUID.
+    in_order = sorted(known)
+    if any(map(str.__eq__ if numbers else str.startswith, in_order[1:], in_order)):
         raise InvalidRequestError(f"{name}={shown(list(devices))} names a GPU twice")
     return known
 

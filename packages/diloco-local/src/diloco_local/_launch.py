@@ -9,23 +9,22 @@ import os
 import select
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import diloco_protocol
 
-from ._files import read_tail
-from ._order import Order
-from ._own import open_own_stream
+from ._files import open_own_stream, read_tail
+from ._orders import Order
 from ._rundir import RunDir
 
 # The supervisor is kept apart from the user's modules. It finds its own two packages by the
 # launcher's folders: after the standard library, since such a folder may hold anything, and before
 # what is installed, which may be another version.
-_ISOLATED = ("-I", "-S")
-_PATH = "import sys; sys.path += {folders!r}; import site; site.main()"
-_MAIN = "from diloco_local._supervisor import main; main({lock}, {ready})"
+_PROGRAM = (
+    "import sys; sys.path += {folders!r}; import site; site.main(); "
+    "from diloco_local._supervisor import main; main({lock}, {ready})"
+)
 
 
 class SupervisorError(Exception):
@@ -90,9 +89,9 @@ def _spawn(run: RunDir, lock: int, writer: int, orders: Sequence[Order], *, reco
             # other files there.
             kept.append(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3))
             opened.callback(os.close, kept[-1])
-        program = f"{_PATH.format(folders=folders)}; {_MAIN.format(lock=kept[0], ready=kept[1])}"
+        program = _PROGRAM.format(folders=folders, lock=kept[0], ready=kept[1])
         process = subprocess.Popen(
-            [sys.executable, *_ISOLATED, "-c", program],
+            [sys.executable, "-I", "-S", "-c", program],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -106,16 +105,11 @@ def _spawn(run: RunDir, lock: int, writer: int, orders: Sequence[Order], *, reco
 
 
 def _read_line(descriptor: int, patience: float) -> bytes:
-    deadline = time.monotonic() + patience
-    data = b""
     # select takes no descriptor above 1023, and a launcher may have more files open.
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
-    while not data.endswith(b"\n"):
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            raise SupervisorError(f"the supervisor did not answer within {patience:g} s")
-        part = os.read(descriptor, 65536)
-        if not part:
-            return b""
-        data += part
-    return data
+    if not poll.poll(patience * 1000):
+        raise SupervisorError(f"the supervisor did not answer within {patience:g} s")
+    with os.fdopen(descriptor, "rb", closefd=False) as stream:
+        line = stream.readline()
+    return line if line.endswith(b"\n") else b""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import heapq
+import json
 import math
 import os
 import time
@@ -21,20 +22,24 @@ from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from diloco_protocol import Backoff, LogQuery
 from diloco_protocol.backend import LINE_BYTES, LineSplitter, Look, follow
 
-from ._own import open_own_stream
+from ._files import open_own_stream
 from ._rundir import AttemptDir, ReplicaDir
-from ._times import SAMPLE_SECONDS, read_sample, size_of
+from ._verdict import LATEST
 
+#: The files behind the name of a stream.
 STREAMS: dict[str, tuple[str, ...]] = {
     "stdout": ("stdout",),
     "stderr": ("stderr",),
     "combined": ("stdout", "stderr"),
 }
+#: Seconds between two samples of the sizes of a growing log: the resolution of ``since`` and
+#: ``until``.
+SAMPLE_SECONDS = 0.5
 _BLOCK = 1 << 16
 # How far back to look for the beginning of one line: a file that is one line of terabytes, most of
 # it holes, must not keep a tail busy for hours.
@@ -43,19 +48,6 @@ _FAR = 64 * LINE_BYTES
 # newest one. The limit is needed because a replica can write to the file of the samples.
 _MOST_SAMPLES = 1 << 22
 _SAMPLE_BYTES = 64
-
-
-def check_streams(streams: str) -> tuple[str, ...]:
-    """Return the files behind a stream name.
-
-    Raises:
-        ValueError: There is no such stream.
-    """
-    if streams not in STREAMS:
-        raise ValueError(
-            f"there is no log stream {streams!r} here; choose one of {', '.join(sorted(STREAMS))}"
-        )
-    return STREAMS[streams]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +163,6 @@ class _Reader:
         self.ended = last and (len(data) < room or self.offset == size or not room)
         return lines + list(_lines(self.splitter, [data], 0, last=self.ended))
 
-    @property
-    def size(self) -> int:
-        return size_of(self.path)
-
 
 @dataclass
 class _Clock:
@@ -228,7 +216,7 @@ def _newest(attempt: AttemptDir, names: tuple[str, ...]) -> float:
 
 def tail(replica: ReplicaDir, n_lines: int, streams: str = "combined") -> list[str]:
     """Return the last ``n_lines`` lines over all attempts, oldest first."""
-    names = check_streams(streams)
+    names = STREAMS[streams]
     result: list[str] = []
     for attempt in reversed(replica.attempts()):
         wanted = n_lines - len(result)
@@ -249,58 +237,45 @@ def tail(replica: ReplicaDir, n_lines: int, streams: str = "combined") -> list[s
 def iterate(
     replica: ReplicaDir,
     terminal: Callable[[], bool],
+    query: LogQuery,
     *,
     interval: float = 0.2,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.time,
-    **selection: Any,
 ) -> Iterator[str]:
     """Iterate over the lines of a replica, without line ends, attempt after attempt.
 
     Args:
         replica: The replica whose logs are read.
         terminal: Says whether the replica has ended for good.
+        query: The selection of lines.
         interval: Seconds between two looks.
         sleep: Waits for so many seconds, for tests.
         clock: Unix seconds, for tests.
-        **selection: The fields of :class:`LogQuery`.
-
-    Raises:
-        ValueError: There is no such stream.
     """
-    query = LogQuery(**selection)
-    reader = _Attempts(replica, query, check_streams(query.streams))
-    pauses = Backoff(first=interval, cap=interval, jitter=0.0, sleep=sleep)
-    return follow(query, reader.lines, terminal, pauses, lambda: clock() - SAMPLE_SECONDS)
+    names = STREAMS[query.streams]
+    done, latest = 0, 0.0  # attempts that were read to their ends; the time of the newest line
+    current: _Attempt | None = None
 
-
-class _Attempts:
-    """The selected lines of all attempts of a replica, as they come."""
-
-    def __init__(self, replica: ReplicaDir, query: LogQuery, names: tuple[str, ...]) -> None:
-        self._replica = replica
-        self._query = query
-        self._names = names
-        self._done = 0
-        self._current: _Attempt | None = None
-        self._latest = 0.0  # the time of the newest line
-
-    def lines(self, last: bool) -> Generator[str, None, Look]:
-        attempts = self._replica.attempts()
-        while self._done < len(attempts):
-            current = self._current or _Attempt(attempts[self._done], self._names, self._latest)
-            self._current = current
-            attempts = self._replica.attempts()
-            over = last or len(attempts) > self._done + 1
+    def lines(last: bool) -> Generator[str, None, Look]:
+        nonlocal done, latest, current
+        attempts = replica.attempts()
+        while done < len(attempts):
+            current = current or _Attempt(attempts[done], names, latest)
+            attempts = replica.attempts()
+            over = last or len(attempts) > done + 1
             for moment, text in current.lines(last=over):
-                self._latest = max(self._latest, moment)
-                if self._query.selects(text, moment):
+                latest = max(latest, moment)
+                if query.selects(text, moment):
                     yield text
             if not over:
                 break
-            self._current = None
-            self._done += 1
+            current = None
+            done += 1
         return Look(fresh=False)
+
+    pauses = Backoff(first=interval, cap=interval, jitter=0.0, sleep=sleep)
+    return follow(query, lines, terminal, pauses, lambda: clock() - SAMPLE_SECONDS)
 
 
 class _Attempt:
@@ -320,7 +295,7 @@ class _Attempt:
         reader = self._readers[name]
         # Reads up to the present size: a replica that writes faster than we read would otherwise
         # keep us reading without end.
-        size = reader.size
+        size = size_of(reader.path)
         while True:
             before = reader.offset
             new_lines = reader.read(last=last, size=size)
@@ -330,3 +305,45 @@ class _Attempt:
                 yield self._clock.at(name, line.end, otherwise), order, line.end, line.text
             if reader.ended or reader.offset in {before, size}:
                 return
+
+
+class Sampler:
+    """A sampler that appends ``[unix seconds, bytes of stdout, bytes of stderr]`` to a file.
+
+    It does so whenever one of the logs has grown.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[object, int, int] | None = None
+
+    def sample(self, attempt: AttemptDir) -> None:
+        """Look at the logs of ``attempt`` once."""
+        sizes = [size_of(attempt.log(stream)) for stream in ("stdout", "stderr")]
+        current = (attempt.path, sizes[0], sizes[1])
+        if current == self._last or not any(sizes):
+            return
+        with open_own_stream(attempt.times, "ab") as stream:
+            stream.write(json.dumps([time.time(), *sizes]).encode() + b"\n")
+        self._last = current
+
+
+def size_of(path: Path) -> int:
+    """Return the number of bytes in a file; 0 if there is none that can be looked at."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def read_sample(text: str) -> tuple[float, int, int] | None:
+    """Return the sample in a line that `Sampler` wrote; None if it is something else.
+
+    No log is withheld because of that.
+    """
+    try:
+        moment, out, err = json.loads(text)
+        moment, out, err = float(moment), int(out), int(err)
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return None
+    in_range = 0 <= moment <= LATEST and 0 <= out < 1 << 63 and 0 <= err < 1 << 63
+    return (moment, out, err) if in_range else None

@@ -7,14 +7,11 @@ from dataclasses import replace
 from diloco_protocol import BackendError, InvalidRequestError, Reason, ReplicaState, ReplicaStatus
 from diloco_protocol.backend import status_from_data
 
-from ._files import DamagedFileError, is_locked, read_json, reading
-from ._identity import pid_namespace
-from ._own import check_own_folder
-from ._processes import members
-from ._record import RunRecord, outcome_of
+from ._files import DamagedFileError, check_own_folder, is_locked, read_json, reading
+from ._processes import members, pid_namespace
+from ._record import AttemptState, RunRecord, outcome_of, read_state
 from ._replica import Phase
 from ._rundir import ReplicaDir, RunDir
-from ._state import AttemptState, read_state
 from ._verdict import Stop, verdict
 
 # Errors of a replica's file that cannot be used. They do not concern its siblings: other evidence
@@ -46,7 +43,10 @@ def observe_replica(run: RunDir, record: RunRecord, rank: int) -> ReplicaStatus:
             final = read_json(files.final)
             if final is not None and not _lives(files, record, rank):
                 with reading(files.final):
-                    return _end(status_from_data(final))
+                    status = status_from_data(final)
+                    if not status.state.terminal:  # it would never be looked at again
+                        raise ValueError(f"the state {status.state.value!r} is no end")
+                    return status
         except _UNUSABLE as error:
             status = _unsupervised(files, record, rank)
             return replace(status, message=" ".join(filter(None, (status.message, f"({error})"))))
@@ -64,12 +64,6 @@ def _lives(files: ReplicaDir, record: RunRecord, rank: int) -> bool:
         return any(process.alive() for process in read_state(files.state).processes)
     except _UNUSABLE:
         return bool(members(record.marker(rank)))
-
-
-def _end(status: ReplicaStatus) -> ReplicaStatus:
-    if not status.state.terminal:  # it would never be looked at again
-        raise ValueError(f"the state {status.state.value!r} is no end")
-    return status
 
 
 def _state(files: ReplicaDir) -> tuple[AttemptState, str]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def counter_file(cgroup: str, mount: Path = Path("/sys/fs/cgroup")) -> Path | None:
-    """Return the file in which the kernel counts the OOM kills of a control group.
+    """Return the file in which the kernel counts the OOM kills of a control group (version 2).
 
     It is None if the kernel does not say.
 
@@ -18,24 +20,17 @@ def counter_file(cgroup: str, mount: Path = Path("/sys/fs/cgroup")) -> Path | No
         cgroup: The content of ``/proc/self/cgroup``.
         mount: The folder in which the control groups are mounted.
     """
-    candidates = []
-    for line in cgroup.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            candidates.append(mount / "memory" / path.lstrip("/") / "memory.oom_control")
-        elif not controllers:
-            candidates += [
-                base / path.lstrip("/") / "memory.events" for base in (mount, mount / "unified")
-            ]
+    path = cgroup.partition("0::")[2].partition("\n")[0].strip("/")
     # In a container the path is often the host's, and its own group is the top of the mount.
-    candidates += [mount / "memory.events", mount / "memory" / "memory.oom_control"]
-    for candidate in candidates:
-        try:
-            if _COUNT.search(candidate.read_text()):
-                return candidate
-        except OSError:
-            continue
-    return None
+    candidates = (mount / path / "memory.events", mount / "memory.events")
+    return next((file for file in candidates if _kills(file) is not None), None)
+
+
+def _kills(path: Path | None) -> int | None:
+    match = None
+    with contextlib.suppress(OSError):
+        match = None if path is None else _COUNT.search(path.read_text())
+    return None if match is None else int(match[1])
 
 
 def own_counter() -> Callable[[], int | None]:
@@ -43,21 +38,10 @@ def own_counter() -> Callable[[], int | None]:
 
     The function returns None where the kernel does not tell.
     """
-    try:
+    path = None
+    with contextlib.suppress(OSError):
         path = counter_file(Path("/proc/self/cgroup").read_text())
-    except OSError:
-        path = None
-
-    def read() -> int | None:
-        if path is None:
-            return None
-        try:
-            match = _COUNT.search(path.read_text())
-        except OSError:
-            return None
-        return int(match[1]) if match else None
-
-    return read
+    return partial(_kills, path)
 
 
 class OomWatch:

@@ -8,16 +8,53 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from diloco_protocol import InvalidRequestError, RunRequest
+from diloco_protocol import InvalidRequestError, ReplicaSpec, RunRequest
 from diloco_protocol.backend import refuse
 
 from ._environment import SAFE_PATH, compose
-from ._order import OUTCOME_FILE, RESTARTS, SPEC_FILE, Order
 from ._processes import MARKER
 from ._rundir import RunDir
 from ._verdict import LATEST
 
 _LABELS = 1 << 22
+_RESTARTS = ("--restarts", "{restarts}")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The order to start a replica. Its environment is never written to disk.
+
+    Attributes:
+        spec: The spec for its runner; every attempt gets it with its own number.
+        argv: The begin of its runner's command line; its first word is the interpreter.
+        env: Its environment.
+        cwd: Its working directory.
+    """
+
+    spec: ReplicaSpec
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str
+
+    @property
+    def rank(self) -> int:
+        """Return the replica's rank."""
+        return self.spec.rank
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the order as JSON values, for the pipe to the supervisor."""
+        return {
+            "spec": self.spec.to_dict(),
+            "argv": list(self.argv),
+            "env": dict(self.env),
+            "cwd": self.cwd,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Order:
+        """Make an order from what :meth:`to_dict` returned."""
+        spec = ReplicaSpec.from_dict(data["spec"])
+        return cls(spec, tuple(data["argv"]), data["env"], data["cwd"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +132,7 @@ def make_orders(
     return [
         Order(
             spec=spec,
-            argv=(
-                setting.python,
-                *SAFE_PATH,
-                "-m",
-                "diloco_protocol.runner",
-                "--spec",
-                SPEC_FILE,
-                "--outcome",
-                OUTCOME_FILE,
-                "--restarts",
-                RESTARTS,
-            ),
+            argv=(setting.python, *SAFE_PATH, "-m", "diloco_protocol.runner"),
             env=compose(setting.base, [request.env], setting.folders, share),
             cwd=setting.cwd,
         )
@@ -122,7 +148,7 @@ def show_orders(
         {
             "rank": order.rank,
             "run": str(run.path),
-            "argv": list(order.argv),
+            "argv": [*order.argv, "--spec", "{spec}", "--outcome", "{outcome}", *_RESTARTS],
             "cwd": order.cwd,
             "env": {
                 name: value for name, value in sorted(order.env.items()) if base.get(name) != value

@@ -1,8 +1,10 @@
-"""The records that are written about a run, and how they become JSON and are read again."""
+"""The records that are written about a run and its replicas, and how they are read again."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from diloco_protocol import (
@@ -12,21 +14,25 @@ from diloco_protocol import (
     ReplicaSpec,
     SpecVersionError,
 )
-from diloco_protocol.backend import MAX_REPLICAS, OUTCOME_BYTES, is_run_id, shown
+from diloco_protocol.backend import (
+    MAX_REPLICAS,
+    OUTCOME_BYTES,
+    check_seconds,
+    check_texts,
+    check_whole,
+    or_none,
+    seconds,
+    shown,
+    text_like,
+    whole,
+)
 
 from ._files import DamagedFileError, read_bytes, read_json, reading
+from ._processes import ProcessId
 from ._rundir import AttemptDir, RunDir
-from ._verdict import LATEST, unix_seconds
+from ._verdict import LATEST, Stop
 
 RECORD_VERSION = 3
-_KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("uid", "run_id", "fingerprint", "cohort", "host", "namespace"), (str,)),
-    **dict.fromkeys(("world_size", "max_restarts"), (int,)),
-    **dict.fromkeys(("grace", "created_at"), (float, int)),
-    "timeout": (float, int, type(None)),
-    "ranks": (tuple,),
-    "labels": (dict,),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,32 +107,34 @@ def read_record(run: RunDir) -> RunRecord | None:
             "use the version that launched the run"
         )
     with reading(run.record):
-        record = _checked(RunRecord(**{**data, "ranks": tuple(data["ranks"])}))
+        record = RunRecord(**{name: check(name, data[name]) for name, check in _CHECKS.items()})
         # Handles are made from the record, and the names in it lead to folders.
         if record.run_id != run.path.name:
             raise ValueError(f"it is the record of {shown(record.run_id)}")
+        if record.ranks[-1] >= record.world_size:
+            raise ValueError(f"world_size is {record.world_size}")
         return record
 
 
-def _checked(record: RunRecord) -> RunRecord:
-    for field in fields(record):
-        value = getattr(record, field.name)
-        if type(value) not in _KINDS[field.name]:
-            raise ValueError(f"{field.name} is {shown(value)}")
-    if set(map(type, record.ranks)) != {int} or list(record.ranks) != sorted(set(record.ranks)):
-        raise ValueError("ranks is no list of ascending numbers")
-    if not 0 <= record.ranks[0] <= record.ranks[-1] < record.world_size <= MAX_REPLICAS:
-        raise ValueError(f"world_size is {shown(record.world_size)}")
-    if record.timeout is not None and not 0 < record.timeout <= LATEST:
-        raise ValueError(f"timeout is {shown(record.timeout)}")
-    for name in ("grace", "created_at"):
-        unix_seconds(getattr(record, name))
+def _check_ranks(name: str, value: Any) -> tuple[int, ...]:
+    ranks = tuple(check_whole(name, rank, 0, MAX_REPLICAS) for rank in value)
+    if not ranks or list(ranks) != sorted(set(ranks)):
+        raise ValueError(f"{name} is no list of ascending numbers")
+    return ranks
+
+
+_TEXT = text_like("(?s).*", "text")
+_CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     # It is used in the environment of processes, and in the names of folders.
-    if not is_run_id(record.uid):
-        raise ValueError(f"uid is {shown(record.uid)}")
-    if any(type(text) is not str for pair in record.labels.items() for text in pair):
-        raise ValueError(f"labels is {shown(record.labels)}")
-    return record
+    "uid": text_like("[a-z0-9-]{1,48}", "a name"),
+    **dict.fromkeys(("run_id", "fingerprint", "cohort", "host", "namespace"), _TEXT),
+    "ranks": _check_ranks,
+    "world_size": whole(1, MAX_REPLICAS),
+    "timeout": or_none(seconds(LATEST, positive=True)),
+    **dict.fromkeys(("grace", "created_at"), seconds(LATEST)),
+    "max_restarts": whole(0, 1000),
+    "labels": check_texts,
+}
 
 
 def rendezvous_of(attempt: AttemptDir) -> str | None:
@@ -154,3 +162,53 @@ def outcome_of(attempt: AttemptDir) -> tuple[Outcome | None, str]:
         if getattr(error, "retryable", False):
             raise
         return None, f"the outcome that the runner reported cannot be read: {error}"
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptState:
+    """The known facts about an attempt; the defaults are for one of which nothing is written.
+
+    Attributes:
+        attempt: Its number; 0 before the first.
+        phase: What the supervisor does with it.
+        runner: Its runner, if it was seen alive.
+        known: The processes that were seen in it.
+        started_at: Unix seconds; 0 before the first start.
+        stop: Why it is being ended; None if it is not.
+        deadline: The time at which it has to be over, by ``time.monotonic``, which cannot be set;
+            None if that is not known.
+    """
+
+    attempt: int = 0
+    phase: str = "starting"
+    runner: ProcessId | None = None
+    known: tuple[ProcessId, ...] = ()
+    started_at: float = 0.0
+    stop: Stop | None = None
+    deadline: float | None = None
+
+    @property
+    def processes(self) -> list[ProcessId]:
+        """Return all processes that were seen."""
+        return [*self.known, *([] if self.runner is None else [self.runner])]
+
+
+def read_state(path: Path) -> AttemptState:
+    """Return the state that is written in a file; the defaults if there is none.
+
+    Raises:
+        DamagedFileError: The file holds something else.
+    """
+    data = read_json(path)
+    if data is None:
+        return AttemptState()
+    with reading(path):
+        return AttemptState(
+            attempt=check_whole("attempt", data["attempt"], 0, 1_000_000_000),
+            phase=_TEXT("phase", data["phase"]),
+            runner=None if data["runner"] is None else ProcessId.from_dict(data["runner"]),
+            known=tuple(map(ProcessId.from_dict, data["known"])),
+            started_at=check_seconds("started_at", data["started_at"], most=LATEST),
+            stop=Stop.from_dict(data["stop"]),
+            deadline=or_none(seconds(LATEST))("deadline", data["deadline"]),
+        )

@@ -38,29 +38,11 @@ from typing import Any
 from diloco_protocol import InvalidRequestError
 from diloco_protocol.backend import is_run_id, is_shortage
 
-from ._own import check_own_folder, check_root, open_own
+from ._files import check_own_folder, check_root, open_own
 
 #: The folders below a root.
 _FOLDERS = ("runs", "staging", "trash")
 _NUMBER = re.compile("[1-9][0-9]{0,8}")
-
-
-def default_root() -> Path:
-    """Return ``$XDG_STATE_HOME/diloco``, or ``~/.local/state/diloco``.
-
-    Raises:
-        InvalidRequestError: Neither is known.
-    """
-    state = Path(os.environ.get("XDG_STATE_HOME", ""))
-    # The XDG specification says that a relative path is to be ignored.
-    if state.is_absolute():
-        return state / "diloco"
-    try:
-        return Path.home() / ".local" / "state" / "diloco"
-    except RuntimeError as error:
-        raise InvalidRequestError(
-            "this user has no home folder that is known: give root=, or set XDG_STATE_HOME or HOME"
-        ) from error
 
 
 class _File:
@@ -79,15 +61,13 @@ class AttemptDir:
 
     path: Path
 
+    #: The file with the spec for the runner.
     spec = _File("spec.json")
-    """The file with the spec for the runner."""
+    #: The file with the report of the runner; missing if it could not report.
     outcome = _File("outcome.json")
-    """The file with the report of the runner; missing if it could not report."""
+    #: The file that says when the logs had which size.
+    #: Its lines are ``[unix seconds, bytes of stdout, bytes of stderr]``.
     times = _File("times.jsonl")
-    """The file that says when the logs had which size.
-
-    Its lines are ``[unix seconds, bytes of stdout, bytes of stderr]``.
-    """
 
     def log(self, stream: str) -> Path:
         """Return the file that holds ``"stdout"`` or ``"stderr"``."""
@@ -105,10 +85,10 @@ class ReplicaDir:
         """Return the file that marks a requested cancel."""
         return self.path.with_name(f"{self.path.name}.cancel.json")
 
+    #: The file of the supervisor's current record.
     state = _File("state.json")
-    """The file of the supervisor's current record."""
+    #: The file of the terminal record.
     final = _File("final.json")
-    """The file of the terminal record."""
 
     @property
     def final_outside(self) -> Path:
@@ -161,16 +141,16 @@ class RunDir:
     path: Path
     uid: str = ""
 
+    #: The file that says what was launched.
     record = _File("run.json")
-    """The file that says what was launched."""
+    #: The lock file, which is held while a process supervises the run.
     lock = _File("lock")
-    """The lock file, which is held while a process supervises the run."""
+    #: The FIFO that wakes the supervisor when it is written to.
     wake = _File("wake")
-    """The FIFO that wakes the supervisor when it is written to."""
+    #: The file with the supervisor's own standard error.
     log = _File("supervisor.log")
-    """The file with the supervisor's own standard error."""
+    #: The file that exists once all replicas have been started.
     started = _File("started")
-    """The file that exists once all replicas have been started."""
 
     def mark_started(self) -> None:
         """Mark the run as started: from now on it exists."""
@@ -217,14 +197,6 @@ class Root:
             return sorted(entry.name for entry in (self.path / "runs").iterdir())
         except (FileNotFoundError, NotADirectoryError):
             return []
-
-    def newest(self, count: int) -> list[str]:
-        """Return the names of the runs that were changed last, the newest first."""
-        dated_runs = []
-        for run_id in self.run_ids():
-            with contextlib.suppress(OSError):  # it is being removed
-                dated_runs.append(((self.path / "runs" / run_id).lstat().st_mtime, run_id))
-        return [run_id for _, run_id in sorted(dated_runs, reverse=True)[:count]]
 
     def stage(self, uid: str = "") -> RunDir:
         """Make a new, empty, private run directory that no other process sees yet."""

@@ -17,20 +17,17 @@ from diloco_protocol import (
     LaunchError,
     ReplicaHandle,
     ReplicaNotFoundError,
-    ReplicaState,
-    ReplicaStatus,
     ResultLostError,
     RunConflictError,
     UnavailableError,
 )
-from diloco_protocol.backend import check_metadata, is_shortage, shown
+from diloco_protocol.backend import check_ended, check_metadata, is_shortage, shown
 
 from ._files import DamagedFileError, create_json, is_locked, open_lock, try_lock, write_json
-from ._identity import host_name
 from ._launch import SupervisorError, start_supervisor
 from ._observe import observe_replica
-from ._order import Order
-from ._processes import members, process_table
+from ._orders import Order
+from ._processes import host_name, members, process_table
 from ._record import RunRecord, marker, outcome_of, read_record
 from ._replica import MARGIN
 from ._rundir import Root, RunDir
@@ -70,17 +67,16 @@ def find_run(root: Root, run_id: str) -> tuple[RunDir, RunRecord]:
         raise DamagedFileError(str(error)) from error
     # A run that was published and never started is a launch that died: there is no handle of it.
     if record is None or not run.started.exists():
-        known = ", ".join(root.newest(10)) or "none"
         raise ReplicaNotFoundError(
-            f"there is no run {run_id!r} below {root.path} (the newest there: {known})"
+            f"there is no run {run_id!r} below {root.path}: list_runs() names those that are there"
         )
     return root.run(run_id, record.uid), record
 
 
-def check_handle(handle: ReplicaHandle, roots: Sequence[Root]) -> Root:
-    """Refuse a handle that is not of this machine, or whose run is not below the given roots.
+def check_handle(handle: ReplicaHandle, root: Root) -> None:
+    """Refuse a handle that is not of this machine, or whose run is not below this root.
 
-    A handle names a root, but does not lead to one: the root returned is one of those given.
+    A handle names a root, but does not lead to one.
 
     Raises:
         InvalidRequestError: It is of another machine or root, or lacks what leads to its run.
@@ -93,14 +89,11 @@ def check_handle(handle: ReplicaHandle, roots: Sequence[Root]) -> Root:
             f"{host_name()!r}: use the handle there"
         )
     named = handle.metadata["root"]
-    for root in roots:
-        if _same_folder(named, root):
-            return root
-    raise InvalidRequestError(
-        f"replica {handle.rank} of run {handle.run_id!r} is below the root {shown(named)}, and "
-        f"this executor has {', '.join(repr(str(root.path)) for root in roots)}: use one with that "
-        "root, or give it other_roots=[...]"
-    )
+    if not _same_folder(named, root):
+        raise InvalidRequestError(
+            f"replica {handle.rank} of run {handle.run_id!r} is below the root {shown(named)}, and "
+            f"this executor has {str(root.path)!r}: use one with that root"
+        )
 
 
 def _same_folder(named: str, root: Root) -> bool:
@@ -112,26 +105,22 @@ def _same_folder(named: str, root: Root) -> bool:
         return False
 
 
-def locate(handle: ReplicaHandle, roots: Sequence[Root]) -> tuple[RunDir, RunRecord]:
+def locate(handle: ReplicaHandle, root: Root) -> tuple[RunDir, RunRecord]:
     """Return the run that a handle belongs to.
-
-    Args:
-        handle: The handle.
-        roots: The roots that it may name.
 
     Raises:
         InvalidRequestError: The handle is of another machine or root, or its root is missing, so
             that nothing can be said about the replica; or the run is not this user's.
         ReplicaNotFoundError: The run was purged.
     """
-    root, uid = check_handle(handle, roots), handle.metadata["uid"]
+    check_handle(handle, root)
     if not root.path.is_dir():
         raise InvalidRequestError(
             f"the folder {root.path} of run {handle.run_id!r} is missing on this host, "
             "so nothing is known about the run: is it on a file system that is not mounted?"
         )
     run, record = find_run(root, handle.run_id)
-    if record.uid != uid or handle.rank not in record.ranks:
+    if record.uid != handle.metadata["uid"] or handle.rank not in record.ranks:
         raise ReplicaNotFoundError(
             f"the run {handle.run_id!r} below {root.path} is not the one that this handle of rank "
             f"{handle.rank} names: that one was purged"
@@ -242,18 +231,10 @@ def launch(
             ) from error
         except BaseException as error:  # such as Ctrl-C
             if published:
-                error.add_note(_taken_back(record, roll_back(root, record)))
+                left = ", ".join(str(handle.rank) for handle in roll_back(root, record))
+                end = f"cancel_run() ends ranks {left}" if left else "what ran of it has been ended"
+                error.add_note(f"run {record.run_id!r} was being started: {end}")
             raise
-
-
-def _taken_back(record: RunRecord, survivors: Sequence[ReplicaHandle]) -> str:
-    if survivors:
-        ranks = ", ".join(str(handle.rank) for handle in survivors)
-        return (
-            f"run {record.run_id!r} was being started, and could not be ended: cancel_run() "
-            f"ends ranks {ranks}"
-        )
-    return f"run {record.run_id!r} was being started: what ran of it has been ended"
 
 
 @contextlib.contextmanager
@@ -373,14 +354,10 @@ def purge(root: Root, run: RunDir, record: RunRecord) -> None:
     Raises:
         InvalidRequestError: A replica has not ended.
         UnavailableError: The supervisor has not ended yet.
-        BackendError: The operating system did not let it be removed.
+        OSError: The operating system did not let it be removed.
     """
     busy = [rank for rank in record.ranks if not observe_replica(run, record, rank).state.terminal]
-    if busy:
-        raise InvalidRequestError(
-            f"run {record.run_id!r} cannot be purged while replica(s) {', '.join(map(str, busy))} "
-            "have not ended: cancel them and collect first"
-        )
+    check_ended(record.run_id, busy)
     with _locked(run, wait=5.0) as has_lock:
         now = read_record(run)
         if now is None or now.uid != record.uid:
@@ -389,14 +366,7 @@ def purge(root: Root, run: RunDir, record: RunRecord) -> None:
             raise UnavailableError(
                 f"the supervisor of run {record.run_id!r} has not ended yet: try again"
             )
-        with _removing(record.run_id):
-            root.discard(run)
-
-
-def purge_rest(root: Root, handle: ReplicaHandle) -> None:
-    """Remove what an interrupted purge of a handle's run has left."""
-    with _removing(str(handle.run_id)):
-        root.empty_trash(handle.metadata["uid"])
+        root.discard(run)
 
 
 def check_over(handle: ReplicaHandle) -> None:
@@ -413,25 +383,14 @@ def check_over(handle: ReplicaHandle) -> None:
         )
 
 
-@contextlib.contextmanager
-def _removing(run_id: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, RecursionError) as error:  # a replica may have put folders into folders
-        raise BackendError(
-            f"run {run_id!r} could not be removed, or not all of it: {error}"
-        ) from error
-
-
-def result_of(run: RunDir, rank: int, status: ReplicaStatus) -> Any:
-    """Return what the entrypoint of a successful replica returned; None for all others.
+def result_of(run: RunDir, record: RunRecord, rank: int) -> Any:
+    """Return what the entrypoint of a successful replica returned.
 
     Raises:
         ResultLostError: The file that held it is gone or damaged.
     """
-    if status.state is not ReplicaState.SUCCEEDED:
-        return None
-    outcome, problem = outcome_of(run.replica(rank).attempt(status.attempt))
+    attempt = observe_replica(run, record, rank).attempt
+    outcome, problem = outcome_of(run.replica(rank).attempt(attempt))
     if outcome is None:
         raise ResultLostError(
             problem or f"the outcome of replica {rank} in {run.path} has been removed from outside"

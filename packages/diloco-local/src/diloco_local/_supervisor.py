@@ -26,21 +26,18 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from diloco_protocol import BackendError, InvalidRequestError, Reason
 from diloco_protocol.backend import adopt_orphans
 
-from ._files import say, try_lock, write_json
-from ._identity import ProcessId
+from ._files import open_own, say, try_lock, write_json
+from ._logs import SAMPLE_SECONDS
 from ._oom import OomWatch
-from ._order import Order
-from ._own import open_own
+from ._orders import Order
 from ._processes import ProcessEntry, below
 from ._record import RunRecord, read_record
-from ._replica import Replica, Rules, noted
+from ._replica import Replica, noted
 from ._rundir import RunDir
-from ._times import SAMPLE_SECONDS
 
 #: Seconds between two looks while processes are being ended.
 ENDING_SECONDS = 0.03
@@ -55,14 +52,13 @@ class Supervisor:
         self._statuses: dict[int, int] = {}
         self._ended_strays = 0
         self._terminated = False
-        rules = Rules(record.grace, record.timeout, record.max_restarts)
         by_rank = {order.rank: order for order in orders}
         oom = OomWatch()
         self.replicas = [
             Replica(
                 run.replica(rank),
                 record.marker(rank),
-                rules,
+                record,
                 by_rank.get(rank),
                 self._reap,
                 oom,
@@ -196,16 +192,11 @@ class _Ready:
     def tell(self, error: str | None) -> None:
         if self._descriptor < 0:
             return
+        answer = json.dumps({"error": error and error[:5000]})
         with contextlib.suppress(BrokenPipeError):
-            os.write(
-                self._descriptor, json.dumps({"error": error and error[:5000]}).encode() + b"\n"
-            )
-        self.close()
-
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+            os.write(self._descriptor, answer.encode() + b"\n")
+        os.close(self._descriptor)
+        self._descriptor = -1
 
 
 def _supervise(
@@ -215,7 +206,8 @@ def _supervise(
     supervisor = Supervisor(run, record, orders)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # the handlers are there now
     with noted():
-        write_json(run.path / "supervisor.json", _identity())
+        pids = {"supervisor": os.getpid(), "parent": os.getppid()}
+        write_json(run.path / "supervisor.json", pids)
     if not take_over:
         try:
             supervisor.start_all()
@@ -233,11 +225,6 @@ def _supervise(
             return
     ready.tell(None)
     supervisor.loop()
-
-
-def _identity() -> dict[str, Any]:
-    me, parent = ProcessId.of(os.getpid()), ProcessId.of(os.getppid())
-    return {"supervisor": me and me.to_dict(), "parent": parent and parent.to_dict()}
 
 
 def _guard(
@@ -265,7 +252,8 @@ def _guard(
     _, status = os.waitpid(child, 0)
     if status == 0:
         return 0
-    _log(f"the supervisor ended with wait status {status}; its guardian goes on in its place")
+    now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    say(f"{now} the supervisor ended with wait status {status}; its guardian goes on\n")
     _supervise(run, record, orders, ready, take_over=True)
     return 0
 
@@ -277,10 +265,6 @@ def _forward(child: int) -> None:
     # The supervisor is our child and not yet reaped, so its pid cannot belong to another process.
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, signal.SIGTERM)
-
-
-def _log(message: str) -> None:
-    say(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {message}\n")
 
 
 def _forget_signals() -> None:
@@ -323,9 +307,8 @@ def main(lock: int, ready_descriptor: int) -> None:
             code = _guard(run, record, orders, ready, recover=job["recover"])
     except BaseException as error:  # noqa: BLE001  # no caller would report it
         say(traceback.format_exc())
-        if job[
-            "recover"
-        ]:  # or a caller that tries again at once would take this process for a supervisor
+        # Or a caller that tries again at once would take this process for a supervisor
+        if job["recover"]:
             fcntl.flock(lock, fcntl.LOCK_UN)
         ready.tell(f"{type(error).__name__}: {error}")
     finally:

@@ -9,22 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from diloco_protocol import Outcome, Reason, ReplicaState, ReplicaStatus
-from diloco_protocol.backend import read_wait_status, shown
+from diloco_protocol.backend import check_seconds, read_wait_status
 
+#: The last second that dates can express, in Unix seconds.
 LATEST = 253_402_300_799
-"""The last second that dates can express, in Unix seconds."""
-
-
-def unix_seconds(value: object) -> float:
-    """Return a time that was written down, as a number.
-
-    Raises:
-        ValueError: It is not a time, or is after the year 9999, which is the last that dates can
-            express.
-    """
-    if type(value) not in {int, float} or not 0 <= value <= LATEST:  # type: ignore[operator]
-        raise ValueError(f"{shown(value)} is no time")
-    return float(value)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +41,7 @@ class Stop:
         reason = Reason(data["reason"])
         if reason not in {*_STOPPED, Reason.TIMEOUT}:
             raise ValueError(f"the reason {reason.value!r} is none to end an attempt")
-        return cls(reason, unix_seconds(data["at"]))
+        return cls(reason, check_seconds("at", data["at"], most=LATEST))
 
 
 _STOPPED = {
@@ -102,18 +90,15 @@ def verdict(
             "how (it had been killed, or the files were removed), so its exit code is not known"
         )
 
+    native = "no outcome" if outcome is None else "outcome reported"
+    if wait_status is not None:
+        native += f", runner's wait status {wait_status}"
+
     def status(state: ReplicaState, reason: Reason, text: str) -> ReplicaStatus:
         return ReplicaStatus(
-            state=state,
-            attempt=attempt,
-            reason=reason,
-            exit_code=exit_code,
-            signal=name,
-            message=text,
-            started_at=started_at,
-            finished_at=finished_at,
-            native=_native(outcome, wait_status),
-        )
+            state, attempt, reason, False, exit_code, name, text, started_at, finished_at,
+            native=native,
+        )  # fmt: skip
 
     if outcome is not None and outcome.exit_code == 0 and outcome.signal is None:
         # This holds for a stop, too: a success that won the race is a success.
@@ -129,26 +114,14 @@ def verdict(
         return status(ReplicaState.CANCELLED, stop.reason, _STOPPED[stop.reason])
     if was_told:
         # The runner was told to end, but not by us: that is the evidence of a stop from outside.
-        return status(
-            ReplicaState.CANCELLED,
-            Reason.STOPPED_EXTERNALLY,
-            f"the runner was told to end: {message}",
-        )
+        message = f"the runner was told to end: {message}"
+        return status(ReplicaState.CANCELLED, Reason.STOPPED_EXTERNALLY, message)
     if outcome is not None and outcome.reason is Reason.TIMEOUT:
         return status(ReplicaState.FAILED, Reason.TIMEOUT, message)
     if oom and name == "SIGKILL":
-        return status(
-            ReplicaState.FAILED, Reason.OOM, f"{message} (the kernel counted an out-of-memory kill)"
-        )
+        message += " (the kernel counted an out-of-memory kill)"
+        return status(ReplicaState.FAILED, Reason.OOM, message)
     if outcome is not None:
         return status(ReplicaState.FAILED, outcome.reason, message)
     unexplained = problem or wait_status is None
     return status(ReplicaState.FAILED, Reason.PLATFORM if unexplained else Reason.ERROR, message)
-
-
-def _native(outcome: Outcome | None, wait_status: int | None) -> str:
-    parts = [
-        "outcome reported" if outcome is not None else "no outcome",
-        "" if wait_status is None else f"runner's wait status {wait_status}",
-    ]
-    return ", ".join(part for part in parts if part)

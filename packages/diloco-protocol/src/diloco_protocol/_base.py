@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ._backoff import Backoff
-from ._cancel import cancel_all
-from ._checks import check_callable, check_seconds, check_text, check_whole, is_number, shown
-from ._collect import Progress, by_run, collect
+from ._cancel import all_or_nothing, cancel_all
+from ._checks import (
+    check_seconds,
+    check_text,
+    shown,
+)
 from ._errors import (
     BackendError,
     InvalidRequestError,
@@ -21,29 +20,25 @@ from ._errors import (
     SpecVersionError,
 )
 from ._handle import ReplicaHandle
-from ._hooks import Finding, LogQuery, Option
-from ._journaled import Journaled
-from ._kept_logs import logs_until
-from ._launch_error import LaunchError
-from ._look_order import LookOrder
+from ._hooks import Finding, Option
+from ._journal_records import options_of_launch
 from ._options import Options, options_of
+from ._recent import LookOrder
 from ._redact import redact_and_cut, redact_json, redact_text
 from ._rendezvous import try_rendezvous
 from ._request import LaunchOptions, Plan, RunRequest, check_restarts, is_run_id, make_request
+from ._spec import check_variables
 from ._texts import readable
-from ._variables import check_variables
+from ._watched import Watched
 
 if TYPE_CHECKING:
     from ._journal import RunJournal
-    from ._types import ReplicaResult, ReplicaState, ReplicaStatus
 
-_LATEST = 253_402_214_400.0
-"""The last day of the year 9999 in Unix seconds (UTC); calendars of every time zone can show it."""
 _PLACE = 120
 """Most characters of the place that replicas are told."""
 
 
-class BaseExecutor(Journaled):
+class BaseExecutor(Watched):
     """The base class of every backend: argument checks, the verbs and the wait loop.
 
     A handle holds everything that is needed to find its replica. An executor keeps no state that
@@ -120,7 +115,7 @@ class BaseExecutor(Journaled):
         self._journal = journal
         self._warned_of = set()
         self._noted = set()
-        self._failures: dict[ReplicaHandle, int] = {}  # of which collect warns
+        self._failures = {}
         self._looks = LookOrder()
         self._backoff = backoff or Backoff(first=0.2, factor=1.5, cap=5.0)
         self._patience = patience
@@ -197,22 +192,14 @@ class BaseExecutor(Journaled):
             cohort=cohort,
         )  # fmt: skip
         handles = self._submit(request)
-        try:
-            self._record_launch(request, handles)
-        except BackendError as error:
-            raise LaunchError(
-                f"run {request.run_id!r} was started, but could not be written into the "
-                f"journal: {error}. Its replicas are running: they are in this error's "
-                "survivors, and attach(run_id) finds them too",
-                handles,
-            ) from error
-        except BaseException as error:  # such as Ctrl-C
-            error.add_note(
-                f"run {request.run_id!r} was started, and its replicas are running: "
-                f"attach({request.run_id!r}) finds them, and cancel_run({request.run_id!r}) "
-                "ends them"
-            )
-            raise
+        words = (
+            f"Run {request.run_id!r} was started, and its replicas are running, but it is not in "
+            f"the journal: attach({request.run_id!r}) finds them, and "
+            f"cancel_run({request.run_id!r}) ends them"
+        )
+        with all_or_nothing(lambda _: (handles, words)):
+            if self._journal is not None:
+                self._journal.record_launch(handles, options_of_launch(request))
         return handles
 
     def plan(
@@ -225,174 +212,6 @@ class BaseExecutor(Journaled):
         """Return the requests that :meth:`launch_replicas` would send, and send nothing."""
         request = self._request(n_replicas, entrypoint, entrypoint_args, **options)
         return Plan(request.run_id, tuple(_shown(item, request) for item in self._plan(request)))
-
-    # --- watching ---
-
-    def poll(self, handle: ReplicaHandle) -> ReplicaState:
-        """Return the state of a replica: ``describe(handle).state``."""
-        return self.describe(handle).state
-
-    def describe(self, handle: ReplicaHandle) -> ReplicaStatus:
-        """Return everything that is known about a replica.
-
-        Raises:
-            ReplicaNotFoundError: There is no record of it, here or in the journal.
-            InvalidRequestError: The backend has no record of it, and the journal's record is
-                damaged.
-            BackendError: The backend could not be queried.
-        """
-        self._check(handle)
-        gone: ReplicaNotFoundError | None = None
-        try:
-            status = self._patiently(lambda: self._observe([handle])).get(handle)
-        except ReplicaNotFoundError as error:
-            status, gone = None, error
-        if status is None:
-            if (damage := self._damage(handle)) is not None:
-                raise damage
-            raise ReplicaNotFoundError(self._missing(handle, gone)) from gone
-        return status
-
-    def describe_run(self, handles: Iterable[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
-        """Return everything that is known about replicas of a run, as :meth:`describe` does.
-
-        The backend is asked about all of them together, as far as it can be
-        (``capabilities.calls_per_look``). A replica without a record is left out;
-        :meth:`describe` says why there is none. Replicas of several runs take a look for each run.
-
-        Raises:
-            BackendError: The backend could not be queried.
-        """
-        handles = _listed("describe_run", handles)
-        for handle in handles:
-            self._check(handle)
-        statuses: dict[ReplicaHandle, ReplicaStatus] = {}
-        for run in by_run(handles, self._place):
-            with contextlib.suppress(ReplicaNotFoundError):
-                statuses.update(self._patiently(partial(self._observe, run)))
-        return statuses
-
-    def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str:
-        """Return the last lines of a replica's log; ``""`` if there are none.
-
-        Raises:
-            ReplicaNotFoundError: There is no record of it.
-        """
-        self._check(handle)
-        check_whole("n_lines", n_lines, 1)
-        query = LogQuery(n_lines=n_lines)
-        # Some hooks read only when they are asked for lines.
-        return self._patiently(lambda: "\n".join(self._logs(handle, query)))
-
-    def log_iter(
-        self,
-        handle: ReplicaHandle,
-        *,
-        follow: bool = False,
-        since: float | None = None,
-        until: float | None = None,
-        regex: str | None = None,
-        streams: str = "combined",
-    ) -> Iterator[str]:
-        """Yield the lines of a replica's log, without their line ends.
-
-        No state is kept between calls.
-
-        Args:
-            handle: The replica.
-            follow: Whether to continue until the replica has ended and its log is exhausted.
-            since: Only lines from this time on, in Unix seconds. A time before 1970 selects all
-                lines.
-            until: Only lines before this time, in Unix seconds.
-            regex: Only lines in which this regular expression is found. It is Python's ``re``,
-                which cannot be interrupted: an expression with nested repetitions, such as
-                ``(a+)+$``, may take forever on one line of up to 1 MiB. Do not use an expression
-                that comes from an untrusted source.
-            streams: ``"stdout"``, ``"stderr"`` or ``"combined"``.
-
-        Raises:
-            InvalidRequestError: The backend does not have that stream, or an argument is wrong (a
-                ``ValueError``).
-            ReplicaNotFoundError: There is no record of the replica.
-        """
-        self._check(handle)
-        if streams not in self.capabilities.log_streams:
-            raise InvalidRequestError(
-                f"{self.backend_name} has no log stream {shown(streams)}; it has "
-                f"{', '.join(self.capabilities.log_streams)}"
-            )
-        for name, value in (("since", since), ("until", until)):
-            if value is not None and not is_number(value):
-                raise InvalidRequestError(
-                    f"{name} must be a Unix time in seconds or None, not {shown(value)}"
-                )
-        if regex is not None:
-            try:
-                if not isinstance(regex, str):  # bytes would be compiled, and then match no line
-                    raise TypeError("it must be text")
-                re.compile(regex)
-            except (re.error, TypeError, ValueError, OverflowError, RecursionError) as error:
-                raise InvalidRequestError(
-                    f"regex={shown(regex)} is not a regular expression: {error}"
-                ) from None
-        query = LogQuery(
-            follow=follow,
-            since=_sayable(since),
-            until=_sayable(until),
-            regex=regex,
-            streams=streams,
-        )
-        return self._patiently(lambda: self._logs(handle, query))
-
-    def collect(
-        self,
-        handles: Sequence[ReplicaHandle],
-        *,
-        timeout: float | None = None,
-        progress: Progress | None = None,
-    ) -> list[ReplicaResult]:
-        """Wait until all replicas are terminal or the time is up.
-
-        Ends nothing, and may be repeated. A warning in the log says once which replica has failed
-        for good while others of its run go on.
-
-        Args:
-            handles: Handles in any order, of any runs of this backend.
-            timeout: Seconds for all of them together; None for no limit.
-            progress: Called from time to time with the statuses that are known so far.
-
-        Returns:
-            One result per handle, in the given order. A replica without a record is failed with
-            reason ``lost``. A success whose result is gone has the result None and an ``error``
-            that says so.
-
-        Raises:
-            InvalidRequestError: One of the handles is not a handle, or belongs elsewhere; the call
-                did not wait.
-        """
-        handles = _listed("collect", handles)
-        if progress is not None:
-            check_callable("progress", progress)
-        # Infinity is another way to say None; every other value that is not finite is refused.
-        limit = None if timeout == math.inf else check_seconds("timeout", timeout, none=True)
-        begun = self._backoff.clock()
-        deadline = math.inf if limit is None else begun + limit
-        with self._within(limit), logs_until(deadline):
-            for handle in handles:
-                self._check(handle)  # a backend may have to ask to whom its credentials belong
-            ends = self._ends(handles)
-            passed = self._backoff.clock() - begun
-            return collect(
-                handles,
-                self._observe_or_lost,
-                self._result_of,
-                place_of=self._place,
-                ends=ends,
-                timeout=None if limit is None else max(0.0, limit - passed),
-                backoff=self._backoff,
-                progress=progress,
-                warned=self._failures if self.capabilities.failure_scope == "replica" else None,
-            )
 
     # --- ending ---
 
@@ -445,12 +264,13 @@ class BaseExecutor(Journaled):
                 written. In the second case, nothing was removed.
         """
         self._check(handle)
-        self._patiently(lambda: self._record_and_purge(handle))
 
-    def _record_and_purge(self, handle: ReplicaHandle) -> None:
-        if self._journal is not None:
-            self._write_last_ends(self._journal, handle)
-        self._purge(handle)
+        def record_and_purge() -> None:
+            if self._journal is not None:
+                self._write_last_ends(self._journal, handle)
+            self._purge(handle)
+
+        self._patiently(record_and_purge)
 
     # --- finding ---
 
@@ -565,11 +385,6 @@ class BaseExecutor(Journaled):
 
     def _request(self, *arguments: Any, **options: Any) -> RunRequest:
         """Return the checked arguments of a launch, completed with the constructor's defaults."""
-        if unknown := options.keys() - LaunchOptions.__annotations__.keys():
-            raise TypeError(
-                f"a launch has no argument {min(unknown)!r}; it takes "
-                f"{', '.join(LaunchOptions.__annotations__)}"
-            )
         env = options.get("env")
         if env is None or isinstance(env, Mapping):  # anything else is refused by make_request
             options["env"] = {**self._env, **(env or {})}
@@ -594,41 +409,6 @@ class BaseExecutor(Journaled):
                 f"there is no run {shown(run_id)}: a launch would refuse this name"
             )
         return self._patiently(lambda: self._attach(run_id))
-
-    def _check(self, handle: ReplicaHandle) -> None:
-        if not isinstance(handle, ReplicaHandle):
-            raise InvalidRequestError(
-                f"this is not a ReplicaHandle: {shown(handle)}. ReplicaHandle.from_dict and "
-                "from_json make one of what to_dict and to_json gave"
-            )
-        if handle.backend_name != self.backend_name:
-            raise InvalidRequestError(
-                f"this handle belongs to the backend {shown(handle.backend_name)}, and this "
-                f"executor is for {self.backend_name!r}"
-            )
-        # A run_id becomes part of paths and names of objects, and any program may have written the
-        # handle.
-        if not is_run_id(handle.run_id):
-            raise InvalidRequestError(
-                f"this handle of rank {handle.rank} names the run {shown(handle.run_id)}, and no "
-                "launch gives a run such a name"
-            )
-        self._check_handle(handle)
-
-
-def _listed(verb: str, handles: Iterable[ReplicaHandle]) -> list[ReplicaHandle]:
-    """Return handles as a list, since a generator can be read only once."""
-    if not isinstance(handles, Iterable):
-        raise InvalidRequestError(f"{verb} takes a list of handles, not {shown(handles)}")
-    return list(handles)
-
-
-def _sayable(moment: float | None) -> float | None:
-    """Limit a time to 1970 to 9999, which every clock and calendar can represent.
-
-    No log has lines before or after that.
-    """
-    return None if moment is None else min(max(moment, 0.0), _LATEST)
 
 
 def _shown(planned: dict[str, Any], request: RunRequest) -> dict[str, Any]:

@@ -1,15 +1,19 @@
-"""Cancelling several replicas at once."""
+"""Ending several replicas at once: cancelling them, and taking back a launch that failed."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._errors import BackendError, InvalidRequestError
+from ._handle import ReplicaHandle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from ._handle import ReplicaHandle
+
 
 MAX_THREADS = 32
 
@@ -62,3 +66,44 @@ def check_ended(run_id: str, alive: Collection[Any], what: str = "rank ") -> Non
             f"{len(alive)} replicas of run {run_id!r} have not ended, such as {what}{min(alive)}: "
             f"cancel them with cancel_run({run_id!r}), and wait with collect"
         )
+
+
+class LaunchError(BackendError):
+    """Raised when a launch failed after it began.
+
+    Attributes:
+        survivors: Replicas that were started and could not be stopped again. Empty if nothing is
+            left running.
+    """
+
+    def __init__(self, message: str, survivors: Sequence[ReplicaHandle] = ()) -> None:
+        super().__init__(message)
+        self.survivors = tuple(survivors)
+
+
+@contextlib.contextmanager
+def all_or_nothing(
+    take_back: Callable[[BaseException], tuple[Sequence[ReplicaHandle], str]],
+) -> Iterator[None]:
+    """Take back what the block has started if it fails or is interrupted.
+
+    Args:
+        take_back: Called with the error. Ends what this launch has started; returns the replicas
+            that may still be running, and what to say of them.
+
+    Raises:
+        LaunchError: The block failed, and replicas may be running.
+        BaseException: The block's own error, if no replica is left or the block was interrupted. A
+            LaunchError of the block is raised as it is, and nothing is taken back.
+    """
+    try:
+        yield
+    except LaunchError:
+        raise
+    except BaseException as error:
+        survivors, words = take_back(error)
+        if survivors and isinstance(error, Exception):
+            raise LaunchError(f"{error}. {words}", survivors) from error
+        if survivors:
+            error.add_note(words)
+        raise

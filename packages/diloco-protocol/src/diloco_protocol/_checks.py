@@ -8,14 +8,16 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import takewhile
-from typing import Literal, TypeGuard, overload
+from typing import Any, Literal, TypeGuard, TypeVar, overload
 
 from ._errors import InvalidRequestError
 from ._redact import redact_and_cut, redact_json
 from ._secret_forms import REDACTED
 from ._secret_names import is_secret_name
+
+T = TypeVar("T")
 
 _SHOWN = 200
 _LOOKED_AT = 1 << 15  # characters and items of a value of which so many characters are shown
@@ -53,7 +55,8 @@ def check_whole(
         return None
     if type(value) is not int or value < least or (most is not None and value > most):
         limits = f"from {least}" if most is None else f"from {least} to {most}"
-        raise _refused(name, f"a whole number {limits}", value, none=none)
+        allowed = f"a whole number {limits}{' or None' if none else ''}"
+        raise _refused(name, allowed, value)
     return value
 
 
@@ -72,36 +75,13 @@ def read_whole(name: str, text: str, least: int, most: int) -> int:
     digits = text.isascii() and text.isdecimal() and len(text) <= len(str(most))
     if not digits or not least <= int(text) <= most:
         excerpt = redact_and_cut(text, 40)
-        raise _refused(name, f"a whole number from {least} to {most}", excerpt, none=False)
+        raise _refused(name, f"a whole number from {least} to {most}", excerpt)
     return int(text)
 
 
-@overload
 def check_seconds(
-    name: str,
-    value: object,
-    *,
-    positive: bool = ...,
-    most: float = ...,
-    none: Literal[False] = ...,
-) -> float: ...
-@overload
-def check_seconds(
-    name: str,
-    value: object,
-    *,
-    positive: bool = ...,
-    most: float = ...,
-    none: Literal[True],
-) -> float | None: ...
-def check_seconds(
-    name: str,
-    value: object,
-    *,
-    positive: bool = False,
-    most: float = math.inf,
-    none: bool = False,
-) -> float | None:
+    name: str, value: object, *, positive: bool = False, most: float = math.inf
+) -> float:
     """Check for a finite number of seconds.
 
     Args:
@@ -109,41 +89,25 @@ def check_seconds(
         value: The value to check.
         positive: Whether 0 is refused.
         most: The largest number allowed.
-        none: Whether None is allowed too.
 
     Raises:
         InvalidRequestError: The value is something else.
     """
-    if none and value is None:
-        return None
     if not is_number(value) or not 0 <= value <= most or (positive and value == 0):
         allowed = "a positive number of seconds" if positive else "a number of seconds from 0"
-        allowed += (
-            "" if most == math.inf else f" to {most:g}" if not positive else f" up to {most:g}"
-        )
-        raise _refused(name, allowed, value, none=none)
+        limit = "" if most == math.inf else f"{' up' * positive} to {most:g}"
+        raise _refused(name, f"{allowed}{limit}", value)
     return float(value)
 
 
-@overload
-def check_text(name: str, value: object, *, none: Literal[False] = ...) -> str: ...
-@overload
-def check_text(name: str, value: object, *, none: Literal[True]) -> str | None: ...
-def check_text(name: str, value: object, *, none: bool = False) -> str | None:
+def check_text(name: str, value: object) -> str:
     """Check for text that UTF-8 can encode and that does not consist of blanks alone.
-
-    Args:
-        name: Name of the value in the error.
-        value: The value to check.
-        none: Whether None is allowed too.
 
     Raises:
         InvalidRequestError: The value is something else.
     """
-    if none and value is None:
-        return None
     if not isinstance(value, str) or not value.strip():
-        raise _refused(name, "non-empty text", value, none=none)
+        raise _refused(name, "non-empty text", value)
     if has_half_a_pair(value):
         raise InvalidRequestError(
             f"{name} contains half of a surrogate pair, which cannot be sent as text"
@@ -159,10 +123,12 @@ def check_amount(name: str, value: object) -> str | None:
     Raises:
         InvalidRequestError: The value is something else.
     """
-    if value is None or isinstance(value, str):
-        return check_text(name, value, none=True)
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return check_text(name, value)
     if not is_number(value) or value <= 0:
-        raise _refused(name, "a positive number, text", value, none=True)
+        raise _refused(name, "a positive number, text or None", value)
     return f"{value:g}"
 
 
@@ -216,19 +182,14 @@ def check_path(name: str, value: object) -> str | os.PathLike[str]:
         InvalidRequestError: The value is something else, or empty, or contains characters that no
             file system accepts.
     """
-    if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
-        raise _refused(name, "a path", value, none=False)
-    if not os.fspath(value):
-        raise InvalidRequestError(f"{name} must be a path, but it is empty")
+    text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     try:
-        known = b"\0" not in os.fsencode(value)
+        known = isinstance(text, str) and text != "" and b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
         known = False
     if not known:
-        raise InvalidRequestError(
-            f"{name} must be a path, and no file can have the name {shown(os.fspath(value))}"
-        )
-    return value
+        raise _refused(name, "a path", value)
+    return value  # type: ignore[return-value] # known to be one
 
 
 def check_home(name: str, value: object) -> str | os.PathLike[str]:
@@ -258,23 +219,24 @@ def check_names(name: str, values: object) -> tuple[str, ...]:
         InvalidRequestError: The value is something else, or a single text, whose letters would be
             taken for the items of the list.
     """
-    return tuple(
-        check_text(f"{name}[{number}]", item)
-        for number, item in enumerate(_items(name, values, "text"))
-    )
+    return _items(name, values, "text", check_text)
 
 
 def check_paths(name: str, values: object) -> tuple[str | os.PathLike[str], ...]:
-    """Check for a list of paths; any iterable is accepted.
+    """Check for a list of paths, each as :func:`check_home` does."""
+    return _items(name, values, "paths", check_home)
 
-    Raises:
-        InvalidRequestError: The value is something else, or a single text, whose letters would be
-            taken for the items of the list.
-    """
-    return tuple(
-        check_path(f"{name}[{number}]", item)
-        for number, item in enumerate(_items(name, values, "paths"))
-    )
+
+def _items(
+    name: str, values: object, what: str, check: Callable[[str, object], T]
+) -> tuple[T, ...]:
+    if isinstance(values, (str, os.PathLike)):
+        raise InvalidRequestError(
+            f"{name} must be a list of {what}, not a single one: write [{shown(values)}]"
+        )
+    if not isinstance(values, Iterable) or isinstance(values, (bytes, Mapping)):
+        raise _refused(name, f"a list of {what}", values)
+    return tuple(check(f"{name}[{number}]", item) for number, item in enumerate(values))
 
 
 def check_callable(name: str, value: object) -> object:
@@ -284,18 +246,13 @@ def check_callable(name: str, value: object) -> object:
         InvalidRequestError: The value is something else.
     """
     if not callable(value):
-        raise _refused(name, "a function", value, none=False)
+        raise _refused(name, "a function", value)
     return value
 
 
-def _items(name: str, values: object, what: str) -> Iterable[object]:
-    if isinstance(values, (str, os.PathLike)):
-        raise InvalidRequestError(
-            f"{name} must be a list of {what}, not a single one: write [{shown(values)}]"
-        )
-    if not isinstance(values, Iterable) or isinstance(values, (bytes, Mapping)):
-        raise _refused(name, f"a list of {what}", values, none=False)
-    return values
+def or_none(check: Callable[[str, Any], T]) -> Callable[[str, Any], T | None]:
+    """Return a check that also accepts None."""
+    return lambda name, value: None if value is None else check(name, value)
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -352,7 +309,5 @@ def _beginning(value: object, left: list[int]) -> object:
     return type(value)(_beginning(inside, left) for inside in items)
 
 
-def _refused(name: str, allowed: str, value: object, *, none: bool) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"{name} must be {allowed}{' or None' if none else ''}, not {shown(value, name)}"
-    )
+def _refused(name: str, allowed: str, value: object) -> InvalidRequestError:
+    return InvalidRequestError(f"{name} must be {allowed}, not {shown(value, name)}")

@@ -1,6 +1,7 @@
 """The process in which an entrypoint runs. The runner starts it.
 
-Its command line is ``python -m diloco_protocol._child SPEC REPORT``.
+Its command line is ``python -m diloco_protocol._child SPEC REPORT``. A runner that only checks an
+entrypoint does this itself.
 """
 
 from __future__ import annotations
@@ -23,17 +24,24 @@ from ._types import Reason
 def main() -> None:
     """Call the entrypoint, write the report, and exit with the replica's exit code."""
     spec = ReplicaSpec.from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    report_path = Path(sys.argv[2])
+    sys.exit(call(spec, Path(sys.argv[2])))
+
+
+def call(spec: ReplicaSpec, report_path: Path, *, only_check: bool = False) -> int:
+    """Call an entrypoint, or only check it; write the report and return the exit code.
+
+    A check imports it, and calls its ``check_arguments``, if it has any.
+    """
     sys.argv[1:] = []
-    code, report = _call(spec)
+    code, report = _call(spec, only_check=only_check)
     if report is not None:
         partial = report_path.with_suffix(".partial")
         partial.write_text(report, encoding="utf-8")
         partial.replace(report_path)
-    sys.exit(code)
+    return code
 
 
-def _call(spec: ReplicaSpec) -> tuple[int, str | None]:
+def _call(spec: ReplicaSpec, *, only_check: bool) -> tuple[int, str | None]:
     """Return the exit code and the report.
 
     The report is an outcome, or None if the entrypoint neither returned nor failed.
@@ -52,6 +60,10 @@ def _call(spec: ReplicaSpec) -> tuple[int, str | None]:
         if isinstance(function, ModuleType):  # "package.module" was meant
             step = f"looking up 'main' in module {function.__name__!r}"
             function = function.main
+        if only_check:
+            if not callable(function):
+                raise TypeError(f"it is a {type(function).__name__}, which cannot be called")
+            function = getattr(function, "check_arguments", None) or dict
         step = ""
         try:
             result = function(**spec.kwargs)
@@ -73,7 +85,7 @@ def _call(spec: ReplicaSpec) -> tuple[int, str | None]:
             reason=Reason.START_FAILED if step else Reason.ERROR,
         ).to_json()
     try:
-        return 0, Outcome(0, result=result).to_json()
+        return 0, Outcome(0, result=None if only_check else result).to_json()
     except InvalidRequestError as error:
         text = (
             f"the entrypoint {spec.entrypoint} returned something that cannot be reported: {error}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ._backoff import Backoff
@@ -75,53 +76,36 @@ def collect(
     """
     deadline = None if timeout is None else backoff.clock() + timeout
     runs = by_run(handles, place_of)
-    known = dict(ends or {})
-    results: dict[ReplicaHandle, Any] = {}
-    lost: dict[ReplicaHandle, str] = {}
-    unreadable: dict[ReplicaHandle, BackendError] = {}
+    wait = _Wait(observe_run, result_of, dict(ends or {}))
     refused: dict[ReplicaHandle, BackendError] = {}
     waited = False
     delays = backoff.delays()
-
-    def settled(handle: ReplicaHandle) -> bool:
-        return handle in unreadable or _settled(handle, known, results)
-
     while True:
         error: BackendError | None = None
         before, refused = refused, {}
         changed = False
         for ranks in runs:
-            waiting = [handle for handle in ranks if not settled(handle)]
+            waiting = [handle for handle in ranks if not wait.settled(handle)]
             if not waiting:
                 continue
             try:
-                changed |= _look(waiting, observe_run, known)
+                changed |= wait.look(waiting)
                 if warned is not None:
-                    _warn_of_failure(ranks, known, warned)
+                    _warn_of_failure(ranks, wait.known, warned)
             except BackendError as caught:
                 if caught.retryable:
                     error = caught
                 elif isinstance(caught, InvalidRequestError) and not waited:
                     raise  # a handle is wrong, so do not wait
                 else:
-                    unknown = [replica for replica in waiting if not _ended(replica, known)]
-                    refused |= dict.fromkeys(unknown or waiting, caught)
-                    if (unknown or waiting)[0] not in before:
+                    unknown = [replica for replica in waiting if not wait.ended(replica)] or waiting
+                    refused |= dict.fromkeys(unknown, caught)
+                    if unknown[0] not in before:
                         log(f"run {waiting[0].run_id!r} cannot be asked for: {caught}")
-            for handle in waiting:
-                if handle in known and known[handle].state is ReplicaState.SUCCEEDED:
-                    try:
-                        results[handle] = result_of(handle)
-                    except (ResultLostError, ReplicaNotFoundError) as gone:
-                        results[handle], lost[handle] = None, readable(f"{RESULT_LOST}{gone}")
-                    except BackendError as caught:
-                        if caught.retryable:
-                            error = caught
-                        else:
-                            unreadable[handle] = caught  # keep waiting for the others
+            error = wait.read_results(waiting) or error
         if progress is not None:
-            progress(dict(known))
-        if all(handle in refused or settled(handle) for ranks in runs for handle in ranks):
+            progress(dict(wait.known))
+        if all(handle in refused or wait.settled(handle) for ranks in runs for handle in ranks):
             break
         if changed:
             delays = backoff.delays()
@@ -131,56 +115,89 @@ def collect(
         if deadline is not None:
             left = deadline - backoff.clock()
             if left <= 0:
-                if error is not None and not all(
-                    _answered(handle, known, results) for handle in handles
-                ):
+                if error is not None and not all(map(wait.answered, handles)):
                     raise error
                 break
             delay = min(delay, left)
         backoff.sleep(delay)
         waited = True
-    if unreadable := refused | unreadable:
+    if unreadable := refused | wait.unreadable:
         handle, refusal = next(iter(unreadable.items()))
-        what = (
-            "succeeded, but its result cannot be read"
-            if handle in known and known[handle].state is ReplicaState.SUCCEEDED
-            else "cannot be asked for"
-        )
+        what = "succeeded, but its result cannot be read"
         refusal.add_note(
-            f"rank {handle.rank} of run {handle.run_id!r} {what}: {len(unreadable)} of "
+            f"rank {handle.rank} of run {handle.run_id!r} "
+            f"{what if wait.succeeded(handle) else 'cannot be asked for'}: {len(unreadable)} of "
             f"{len(handles)} handles are affected; collect the others without them"
         )
         raise refusal
     return [
-        to_result(handle, known[handle], results.get(handle), lost.get(handle))
+        to_result(handle, wait.known[handle], wait.results.get(handle), wait.lost.get(handle))
         for handle in handles
     ]
 
 
-def _look(
-    waiting: Sequence[ReplicaHandle],
-    observe_run: Callable[[Sequence[ReplicaHandle]], Mapping[ReplicaHandle, ReplicaStatus]],
-    known: dict[ReplicaHandle, ReplicaStatus],
-) -> bool:
-    """Look at one run once, and return whether anything changed."""
-    try:
-        seen = observe_run(waiting)
-    except ReplicaNotFoundError:
-        seen = {}
-    changed = False
-    for handle in waiting:
-        status = seen.get(handle)
-        if status is None and _ended(handle, known):
-            continue  # its record was removed after its end was seen
-        if status is None:
-            text = (
-                f"there is no record of rank {handle.rank} of run {handle.run_id!r}: its end is "
-                "unknown"
-            )
-            status = ReplicaStatus(ReplicaState.FAILED, reason=Reason.LOST, message=text)
-        changed |= known.get(handle) != status
-        known[handle] = status
-    return changed
+@dataclass(slots=True)
+class _Wait:
+    """What is known of replicas that are waited for."""
+
+    observe_run: Callable[[Sequence[ReplicaHandle]], Mapping[ReplicaHandle, ReplicaStatus]]
+    result_of: Callable[[ReplicaHandle], Any]
+    known: dict[ReplicaHandle, ReplicaStatus]
+    results: dict[ReplicaHandle, Any] = field(default_factory=dict)
+    lost: dict[ReplicaHandle, str] = field(default_factory=dict)
+    unreadable: dict[ReplicaHandle, BackendError] = field(default_factory=dict)
+
+    def ended(self, handle: ReplicaHandle) -> bool:
+        return handle in self.known and self.known[handle].state.terminal
+
+    def succeeded(self, handle: ReplicaHandle) -> bool:
+        return handle in self.known and self.known[handle].state is ReplicaState.SUCCEEDED
+
+    def answered(self, handle: ReplicaHandle) -> bool:
+        """Return whether it is known how a replica ended.
+
+        A success whose result could not be read must not look like one that returned None.
+        """
+        return handle in self.known and (not self.succeeded(handle) or handle in self.results)
+
+    def settled(self, handle: ReplicaHandle) -> bool:
+        return handle in self.unreadable or (self.ended(handle) and self.answered(handle))
+
+    def look(self, waiting: Sequence[ReplicaHandle]) -> bool:
+        """Look at one run once, and return whether anything changed."""
+        try:
+            seen = self.observe_run(waiting)
+        except ReplicaNotFoundError:
+            seen = {}
+        changed = False
+        for handle in waiting:
+            status = seen.get(handle)
+            if status is None and self.ended(handle):
+                continue  # its record was removed after its end was seen
+            if status is None:
+                text = f"there is no record of rank {handle.rank} of run {handle.run_id!r}: its end"
+                status = ReplicaStatus(
+                    ReplicaState.FAILED, reason=Reason.LOST, message=f"{text} is unknown"
+                )
+            changed |= self.known.get(handle) != status
+            self.known[handle] = status
+        return changed
+
+    def read_results(self, waiting: Sequence[ReplicaHandle]) -> BackendError | None:
+        """Read the results of those that have succeeded; return an error that may pass."""
+        error: BackendError | None = None
+        for handle in filter(self.succeeded, waiting):
+            try:
+                self.results[handle] = self.result_of(handle)
+            except (ResultLostError, ReplicaNotFoundError) as gone:
+                self.results[handle] = None
+                self.lost[handle] = readable(f"{RESULT_LOST}{gone}")
+            except BackendError as caught:
+                if caught.retryable:
+                    error = caught
+                else:
+                    self.unreadable[handle] = caught  # keep waiting for the others
+        return error
 
 
 def _warn_of_failure(
@@ -193,14 +210,13 @@ def _warn_of_failure(
     It waits for a second look: the others may end at nearly the same time. A replica that has
     failed because of another is only named where no other is known to have failed.
     """
-    if all(_ended(handle, known) for handle in ranks):
+    statuses = {handle: known[handle] for handle in ranks if handle in known}
+    if len(statuses) == len(ranks) and all(status.state.terminal for status in statuses.values()):
         return
     failed = [
         handle
-        for handle in ranks
-        if handle in known
-        and known[handle].state is ReplicaState.FAILED
-        and known[handle].reason is not Reason.LOST
+        for handle, status in statuses.items()
+        if status.state is ReplicaState.FAILED and status.reason is not Reason.LOST
     ]
     failed = [handle for handle in failed if _VICTIM not in known[handle].message] or failed
     looks = {handle: warned.get(handle, 0) + 1 for handle in failed}
@@ -208,8 +224,8 @@ def _warn_of_failure(
     new = [handle for handle, number in looks.items() if number == 2]
     if not new:
         return
-    new.sort(key=lambda handle: known[handle].finished_at or float("inf"))
-    first, status = new[0], known[new[0]]
+    first = min(new, key=lambda handle: known[handle].finished_at or float("inf"))
+    status = known[first]
     others = f" (and {len(new) - 1} more)" if len(new) > 1 else ""
     attempts = f" after {status.attempt} attempts" if status.attempt > 1 else ""
     why = redact_and_cut(status.message.partition("\n")[0], _SHOWN).rstrip(".")
@@ -238,32 +254,6 @@ def log(warning: str) -> None:
     logging.getLogger("diloco_protocol").warning("%s", warning)
 
 
-def _settled(
-    handle: ReplicaHandle,
-    known: Mapping[ReplicaHandle, ReplicaStatus],
-    results: Mapping[ReplicaHandle, Any],
-) -> bool:
-    return _ended(handle, known) and _answered(handle, known, results)
-
-
-def _ended(handle: ReplicaHandle, known: Mapping[ReplicaHandle, ReplicaStatus]) -> bool:
-    return handle in known and known[handle].state.terminal
-
-
-def _answered(
-    handle: ReplicaHandle,
-    known: Mapping[ReplicaHandle, ReplicaStatus],
-    results: Mapping[ReplicaHandle, Any],
-) -> bool:
-    """Return whether it is known how a replica ended.
-
-    A success whose result could not be read must not look like one that returned None.
-    """
-    return handle in known and (
-        known[handle].state is not ReplicaState.SUCCEEDED or handle in results
-    )
-
-
 def to_result(
     handle: ReplicaHandle, status: ReplicaStatus, result: Any, lost: str | None
 ) -> ReplicaResult:
@@ -271,19 +261,15 @@ def to_result(
 
     ``lost`` says why the result of a success is missing.
     """
-    state = status.state
-    exit_code = status.exit_code
+    state, exit_code, error = status.state, status.exit_code, lost
     if state is ReplicaState.SUCCEEDED:
         exit_code = 0
     elif state is ReplicaState.CANCELLED or not state.terminal:
         exit_code = None
-    elif exit_code is None or exit_code == 0:
-        exit_code = None if exit_code is None else 1
-    error = (
-        lost
-        if state is ReplicaState.SUCCEEDED or not state.terminal
-        else status.message or f"the replica {state}"
-    )
+    elif exit_code == 0:
+        exit_code = 1
+    if state.terminal and state is not ReplicaState.SUCCEEDED:
+        error = status.message or f"the replica {state}"
     entry: dict[str, Any] = {
         **handle.metadata,
         "rank": handle.rank,

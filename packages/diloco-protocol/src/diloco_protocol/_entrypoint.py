@@ -31,7 +31,13 @@ def entrypoint_name(entrypoint: str | Callable[..., Any]) -> str:
     """
     if not isinstance(entrypoint, str):
         return _importable(_name_of(entrypoint))
-    _refuse_file(entrypoint)
+    # Only in the replica would it turn out that "train.py" means "py" in the module "train".
+    path = entrypoint.partition(":")[0]
+    if path.endswith(".py") or re.search(r"[/\\]", path):
+        raise InvalidRequestError(
+            f"the entrypoint {shown(entrypoint)} names a file, and a replica imports modules: "
+            "write 'package.module:function', with dots between the folders and without '.py'"
+        )
     dotted = _DOTTED.fullmatch(entrypoint) is not None
     return _importable(":".join(entrypoint.rsplit(".", 1)) if dotted else entrypoint)
 
@@ -49,29 +55,6 @@ def _importable(name: str) -> str:
     return name
 
 
-def _refuse_file(entrypoint: str) -> None:
-    """Refuse an entrypoint that names a file.
-
-    Only in the replica would it turn out that ``train.py`` means ``py`` in the module ``train``.
-    """
-    path, _, name = entrypoint.partition(":")
-    folders = re.split(r"[/\\]", path.removesuffix(".py"))
-    if len(folders) == 1 and not path.endswith(".py"):
-        return
-    parts = [part for part in folders if part not in {"", ".", ".."}]
-    module = ".".join(parts if folders[0] else parts[-1:])
-    name = name.lstrip(":")
-    meant = f"{module}:{name or 'main'}"
-    if not _COLON.fullmatch(meant):
-        meant = "package.module:function"
-    python = f"{path}.{name}" if name else f"{module}:py"
-    also = f", or {python!r} if that is what Python calls it" if len(folders) == 1 else ""
-    raise InvalidRequestError(
-        f"the entrypoint {shown(entrypoint)} names a file, and a replica imports modules: write "
-        f"{shown(meant)}{also}"
-    )
-
-
 _ADVICE = (
     "Move the function into a module that the replica can import, and name it 'module:function'."
 )
@@ -83,26 +66,19 @@ def _name_of(function: Callable[..., Any]) -> str:
             f"the entrypoint must be text or a function, not {shown(function)}"
         )
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
-    if (why := _why_not(function, module, name)) is not None:
-        raise InvalidRequestError(f"{why}. {_ADVICE}")
-    return f"{module}:{name}"
-
-
-def _why_not(function: Callable[..., Any], module: str | None, name: str | None) -> str | None:
-    """Say why another process could not import a function; None if it could."""
     if isinstance(function, functools.partial):
-        return "a functools.partial cannot be named: pass its arguments as kwargs"
-    if inspect.ismethod(function) and not inspect.isclass(function.__self__):
-        return f"{shown(function)} is bound to an object, which another process does not have"
-    if not module or not name:
-        return f"{shown(function)} has no name that another process could import"
-    if "<lambda>" in name:
-        return f"a lambda ({module}) cannot be imported by another process"
-    if "<locals>" in name:
-        return f"{name!r} ({module}) is defined inside a function and cannot be imported"
-    if module in sys.modules and _look_up(module, name) != function:
-        return f"{module}:{name} is not {shown(function)}: an import would find something else"
-    return None
+        why = "pass the arguments of a functools.partial as kwargs"
+    elif inspect.ismethod(function) and not inspect.isclass(function.__self__):
+        why = "it is bound to an object, which another process does not have"
+    elif not module or not name:
+        why = "it has no name"
+    elif "<lambda>" in name or "<locals>" in name:
+        why = "it is a lambda, or defined inside a function"
+    elif module in sys.modules and _look_up(module, name) != function:
+        why = f"importing {module}:{name} would give something else"
+    else:
+        return f"{module}:{name}"
+    raise InvalidRequestError(f"another process cannot import {shown(function)}: {why}. {_ADVICE}")
 
 
 def _look_up(module: str, name: str) -> Any:

@@ -18,7 +18,7 @@ DilocoError
 
 from __future__ import annotations
 
-from ._causes import as_shown, clean_causes
+from ._texts import as_shown, clean_causes
 
 
 class DilocoError(Exception):

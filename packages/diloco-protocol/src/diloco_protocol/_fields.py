@@ -1,18 +1,21 @@
-"""The fields that outcomes and statuses share, and the values allowed in them.
+"""The fields that outcomes and statuses share, the values allowed in them, and statuses as JSON.
 
 Writers and readers use the same table.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._checks import has_half_a_pair, shown
 from ._errors import InvalidRequestError, SpecVersionError
-from ._signals import is_signal_name
+from ._processes import is_signal_name
+from ._types import Reason, ReplicaState, ReplicaStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+
 
 LATEST = 253_402_300_799
 """The end of the year 9999 in Unix seconds, the last moment that dates can represent."""
@@ -85,6 +88,7 @@ def check_version(what: str, data: object, version: int) -> dict[str, Any]:
     if not isinstance(data, dict) or type(number) is not int or number != version:
         raise SpecVersionError(
             f"{what} has version {shown(number)}, and this diloco-protocol reads version {version}"
+            ": install the same diloco-protocol where it is written and where it is read"
         )
     return data
 
@@ -113,3 +117,50 @@ def shorten(text: str, room: int) -> str:
 
     begin, end = redact_ends(text, max(0, (room - len(_CUT)) // 2))
     return f"{begin}{_CUT}{end}"
+
+
+Word = TypeVar("Word", ReplicaState, Reason)
+_NAMES = tuple(f.name for f in fields(ReplicaStatus))
+_CHECKED = tuple(name for name in _NAMES if name not in {"state", "reason"})
+
+
+def status_to_data(status: ReplicaStatus) -> dict[str, Any]:
+    """Return a status as JSON values, with texts that every reader accepts.
+
+    Raises:
+        InvalidRequestError: A field has a value that no status can have.
+    """
+    data = asdict(status)
+    for name in ("message", "url", "native"):
+        if isinstance(data[name], str):
+            data[name] = sound_text(data[name])
+    status_from_data(data)
+    return data | {
+        "state": str(status.state),
+        "reason": None if status.reason is None else str(status.reason),
+    }
+
+
+def status_from_data(data: object) -> ReplicaStatus:
+    """Make a status from the result of :func:`status_to_data`.
+
+    Raises:
+        InvalidRequestError: The data is not a status; the error says what is wrong with it.
+    """
+    if not isinstance(data, dict) or data.keys() != set(_NAMES):
+        raise InvalidRequestError(f"a status must be an object with the fields {sorted(_NAMES)}")
+    state = _word(ReplicaState, "state", data["state"])
+    reason = None if data["reason"] is None else _word(Reason, "reason", data["reason"])
+    status = ReplicaStatus(**{**data, "state": state, "reason": reason})
+    check_fields("a status", status, _CHECKED)
+    return status
+
+
+def _word(kind: type[Word], name: str, value: Any) -> Word:
+    try:
+        return kind(value)
+    except ValueError:
+        allowed = ", ".join(kind)
+        raise InvalidRequestError(
+            f"a status has {name}={shown(value)}, and it must be one of {allowed}"
+        ) from None

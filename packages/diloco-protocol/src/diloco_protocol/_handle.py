@@ -6,11 +6,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ._bounds import RECORD_BYTES
 from ._checks import check_whole, shown
 from ._errors import InvalidRequestError
 from ._fields import LARGEST, check_version
-from ._json import canonical, loads_bounded
+from ._json import RECORD_BYTES, canonical, loads_bounded
 
 HANDLE_VERSION = 1
 
@@ -21,15 +20,12 @@ class Metadata(Mapping[str, str]):
     __slots__ = ("_items",)
 
     def __init__(self, items: Mapping[str, str] = {}) -> None:
-        if not isinstance(items, Mapping):
+        if not isinstance(items, Mapping) or any(
+            type(text) is not str for pair in items.items() for text in pair
+        ):
             raise InvalidRequestError(
                 f"a handle's metadata must be a mapping of text to text, not {shown(items)}"
             )
-        for key, value in items.items():
-            if type(key) is not str or type(value) is not str:
-                raise InvalidRequestError(
-                    f"a handle's metadata must map text to text, not {shown(key)} to {shown(value)}"
-                )
         self._items = dict(sorted(items.items()))
 
     def __getitem__(self, key: str) -> str:

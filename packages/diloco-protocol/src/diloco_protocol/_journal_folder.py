@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import sys
-from typing import TYPE_CHECKING, ClassVar
+import stat
+from typing import TYPE_CHECKING, BinaryIO, ClassVar
 
 from ._checks import check_home
 from ._errors import InvalidRequestError
 from ._journal import StoreJournal
 from ._journal_records import DamagedRecordError
-from ._private import check_private_folder, make_private_folder, open_private, write_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,8 +22,7 @@ class FolderJournal(StoreJournal):
     """A journal in a folder.
 
     There is one folder per run, and one file per launch, per end and per log, each written in one
-    step. The names of runs and backends are escaped so that each is one valid file name, and no two
-    are the same. The folder belongs to this user alone (mode 0700, its files 0600), since everyone
+    step. The folder belongs to this user alone (mode 0700, its files 0600), since everyone
     who can write there can decide how replicas have ended.
 
     Safe to use from several threads and processes.
@@ -82,7 +81,9 @@ class FolderJournal(StoreJournal):
         try:
             make_private_folder(self.folder)
             make_private_folder(path.parent)
-            write_private(partial, data.decode())
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            with os.fdopen(os.open(partial, flags, 0o600), "wb") as file:
+                file.write(data)
             move(partial, path)
         finally:  # do not fill the disk with partial files
             with contextlib.suppress(OSError):
@@ -114,6 +115,69 @@ def state_folder() -> Path:
     base = Path(os.environ.get("XDG_STATE_HOME", ""))
     if base.is_absolute():  # the XDG specification says that relative paths must be ignored
         return base / "diloco"
-    if sys.platform == "darwin":
-        return Path(check_home("folder", "~/Library/Application Support/diloco"))
-    return Path(check_home("folder", "~/.local/state/diloco"))
+    return Path(check_home("the default of XDG_STATE_HOME", "~/.local/state"), "diloco")
+
+
+def make_private_folder(path: Path) -> None:
+    """Make a folder that only this user can enter, and missing folders above it.
+
+    A folder that exists and does not belong to this user alone is refused.
+
+    Raises:
+        InvalidRequestError: The folder is refused, as by :func:`check_private_folder`.
+        OSError: The folder cannot be made.
+    """
+    # One by one: parents=True would give those above the permissions of the umask, and everyone who
+    # may write there could replace what is below.
+    for folder in (*reversed(path.parents), path):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    check_private_folder(path)
+
+
+def check_private_folder(path: Path) -> None:
+    """Refuse a folder in which another user can write.
+
+    A path that does not exist, or is not a folder, is not refused: its user will notice.
+
+    Raises:
+        InvalidRequestError: The folder belongs to another user, or others can write to it; the
+            error says what to do.
+    """
+    try:
+        status = path.stat()
+    except OSError:
+        return
+    if not stat.S_ISDIR(status.st_mode):
+        return
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise InvalidRequestError(
+            f"others can write to the folder {path} (it belongs to the user with the id "
+            f"{status.st_uid}, and its mode is {status.st_mode & 0o7777:o}), and what is written "
+            f"there is believed: take that right away (chmod go-w {path}), or give a folder of "
+            "your own, such as a new one in it"
+        )
+
+
+def open_private(path: Path) -> BinaryIO:
+    """Open a file that belongs to this user, to read it.
+
+    Raises:
+        InvalidRequestError: The path is a link or not a file, or the file belongs to another user.
+        OSError: The file is missing or cannot be read.
+    """
+    refusal = InvalidRequestError(
+        f"{path} is a link, or not a file of the user with the id {os.geteuid()}, and is not read: "
+        "remove it"
+    )
+    try:
+        # Without blocking, since it could be a FIFO to which no process writes.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.EMLINK}:
+            raise refusal from error
+        raise
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise refusal
+    return os.fdopen(descriptor, "rb")

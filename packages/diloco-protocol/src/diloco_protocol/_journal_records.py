@@ -5,23 +5,23 @@ Pure functions. Anyone may have written what they read.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import __about__
-from ._bounds import OUTCOME_BYTES, RECORD_BYTES, check_size
 from ._checks import shown
 from ._errors import DilocoError, InvalidRequestError
-from ._fields import check_version
+from ._fields import check_version, status_from_data, status_to_data
 from ._handle import ReplicaHandle
-from ._json import check_json, dumps, loads
+from ._json import OUTCOME_BYTES, RECORD_BYTES, check_json, check_size, dumps, loads
 from ._redact import redact_json
-from ._status_data import status_from_data, status_to_data
+from ._request import is_run_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ._request import RunRequest
     from ._types import ReplicaStatus
@@ -32,9 +32,9 @@ LOG_BYTES = 1024 * 1024
 """The most bytes of a log that a journal keeps: the last ones."""
 OPTIONS_BYTES = 64 * 1024
 """The most bytes of the options of a launch; where there are more, the longest are left out."""
-LONGEST_NAME = 200  # file systems take 255 bytes
+_LONGEST_NAME = 200  # file systems take 255 bytes
 _VERSION = 3
-_SPELLED = re.compile("%([0-9a-f]{1,6})%")
+_ODD = re.compile("[^a-z0-9_-]")  # not in the name of every file
 _LARGEST_NUMBER = 999_999_999
 _OPTIONS = (
     "entrypoint", "cohort", "world_size", "rendezvous_uri", "gpu", "timeout", "cpu", "memory",
@@ -62,44 +62,22 @@ class Launch:
     options: Mapping[str, Any]
 
 
-def spell(name: str) -> str:
-    """Return a name as one file name.
-
-    Every character that is not a lower-case letter, digit, dash or underscore becomes its number
-    between two ``%``.
-    """
-    if not isinstance(name, str):
-        raise InvalidRequestError(f"the name of a run must be text, not {shown(name)}")
-    plain = "abcdefghijklmnopqrstuvwxyz0123456789-_"
-    return "".join(c if c in plain else f"%{ord(c):x}%" for c in name) or "%"
-
-
-def unspell(name: str) -> str | None:
-    """Return the name that a file name stands for; None for a folder that no run has made."""
-    try:
-        text = "" if name == "%" else _SPELLED.sub(lambda match: chr(int(match[1], 16)), name)
-    except (ValueError, OverflowError):
-        return None
-    return text if spell(text) == name else None
-
-
 def folder_of(run_id: str) -> str:
     """Return the folder with the records of a run.
 
     Raises:
-        InvalidRequestError: The name is too long for a folder.
+        InvalidRequestError: No run can have such a name.
     """
-    name = spell(run_id)
-    if len(name) > LONGEST_NAME:
-        raise InvalidRequestError(f"a journal has no run of so long a name as {shown(run_id)}")
-    return f"{name}/"
+    if not isinstance(run_id, str) or not is_run_id(run_id):
+        raise InvalidRequestError(f"a journal has no run of such a name as {shown(run_id)}")
+    return f"{run_id}/"
 
 
 def key_of(handle: ReplicaHandle, kind: str) -> str:
     """Return the key of the record that a replica has of a kind, such as :data:`ENDED`."""
     # Runs with the same run_id elsewhere have records of their own, so the handle is in the name.
     checksum = zlib.crc32(handle.to_json().encode())
-    backend = spell(handle.backend_name)[:LONGEST_NAME]
+    backend = _ODD.sub("_", handle.backend_name)[:_LONGEST_NAME]
     return f"{folder_of(handle.run_id)}{backend}-{handle.rank:05}.{checksum:08x}{kind}"
 
 
@@ -220,72 +198,60 @@ def read_launch(data: bytes, what: str) -> Launch:
         SpecVersionError: It is of another version.
     """
     record = _read(data, what, {"handles"}, {"options"}, RECORD_BYTES)
-    if type(record["handles"]) is not list:
-        raise _damaged(what, "handles is not a list")
-    if type(options := record.get("options", {})) is not dict:
-        raise _damaged(what, "options is not an object")
-    handles = tuple(_handle(item, what) for item in record["handles"])
-    if len(set(map(_place, handles))) != len(handles):
-        raise _damaged(what, "it has a rank twice")
-    return Launch(handles, _sound(options, "options", what))
+    with _reading(what):
+        if type(record["handles"]) is not list or type(record.get("options", {})) is not dict:
+            raise InvalidRequestError("handles is not a list, or options is not an object")
+        handles = tuple(map(ReplicaHandle.from_dict, record["handles"]))
+        if len(set(map(_place, handles))) != len(handles):
+            raise InvalidRequestError("it has a rank twice")
+        check_json(options := record.get("options", {}), "options")
+        return Launch(handles, options)
 
 
 def read_end(handle: ReplicaHandle, data: bytes, what: str) -> tuple[ReplicaStatus, Any] | None:
     """Return the end of a replica that a record holds; None if it is that of another."""
     record = _read(data, what, {"handle", "status", "result"}, set(), OUTCOME_BYTES)
-    owner = _handle(record["handle"], what)
-    try:
+    with _reading(what):
+        owner = ReplicaHandle.from_dict(record["handle"])
         status = status_from_data(record["status"])
-    except DilocoError as error:
-        raise _damaged(what, str(error)) from None
-    if owner != handle:
-        return None  # the end of another run, which got the same run_id elsewhere
-    if not status.state.terminal:
-        raise _damaged(what, f"the state {status.state.value!r} is not an end")
-    return status, _sound(record["result"], "result", what)
+        if owner != handle:
+            return None  # the end of another run, which got the same run_id elsewhere
+        if not status.state.terminal:
+            raise InvalidRequestError(f"the state {status.state.value!r} is not an end")
+        check_json(record["result"], "result")
+        return status, record["result"]
 
 
 def read_log(handle: ReplicaHandle, data: bytes, what: str) -> str | None:
     """Return the log of a replica that a record holds; None if it is that of another."""
     record = _read(data, what, {"handle", "log"}, set(), RECORD_BYTES)
-    if type(text := record["log"]) is not str:
-        raise _damaged(what, "log is not text")
-    return text if _handle(record["handle"], what) == handle else None
+    with _reading(what):
+        if type(text := record["log"]) is not str:
+            raise InvalidRequestError("log is not text")
+        return text if ReplicaHandle.from_dict(record["handle"]) == handle else None
 
 
-def _sound(value: Any, name: str, what: str) -> Any:
-    """Return a value of which :func:`check_json` has nothing to say, so that any reader can."""
+@contextlib.contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Report what is wrong with the content of a record as damage of it."""
     try:
-        check_json(value, name)
-    except DilocoError as error:
-        raise _damaged(what, str(error)) from None
-    return value
-
-
-def _handle(data: Any, what: str) -> ReplicaHandle:
-    try:
-        return ReplicaHandle.from_dict(data)
-    except DilocoError as error:
-        raise _damaged(what, str(error)) from None
+        yield
+    except (DilocoError, UnicodeDecodeError) as error:
+        raise DamagedRecordError(
+            f"the journal's record {what} is damaged: {error}. Without the file, the backend is "
+            "asked again"
+        ) from None
 
 
 def _read(data: bytes, what: str, names: set[str], more: set[str], most: int) -> dict[str, Any]:
     """Return a record of this version, with those fields, and perhaps some more."""
-    try:
-        check_size(what, len(data), most)
-        record = check_version(what, loads(data.decode(), what), _VERSION)
-    except UnicodeDecodeError as error:
-        raise _damaged(what, str(error)) from error
-    except InvalidRequestError as error:
-        raise DamagedRecordError(str(error)) from None
-    keys = record.keys() - more
-    if keys != names | {"version"}:
-        raise _damaged(what, f"it has the fields {shown(sorted(keys))} instead of {sorted(names)}")
+    with _reading(what):
+        check_size("it", len(data), most)
+        parsed = loads(data.decode(), "it")
+    record = check_version(what, parsed, _VERSION)
+    with _reading(what):
+        if record.keys() - more != names | {"version"}:
+            raise InvalidRequestError(
+                f"it has the fields {shown(sorted(record))} instead of {sorted(names)}"
+            )
     return record
-
-
-def _damaged(what: str, why: str) -> DamagedRecordError:
-    return DamagedRecordError(
-        f"the journal's record {what} is damaged: {why}. Without the file, the backend is asked "
-        "again"
-    )

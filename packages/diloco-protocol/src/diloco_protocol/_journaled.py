@@ -22,10 +22,9 @@ from ._errors import (
     SpecVersionError,
 )
 from ._journal import is_believed
-from ._journal_records import DamagedRecordError, options_of_launch
+from ._journal_records import DamagedRecordError
 from ._kept_logs import LOG_SECONDS, KeptLogs
-from ._look_order import LookOrder
-from ._redact import redact_and_cut
+from ._recent import LookOrder
 from ._texts import readable_status
 from ._types import Reason, ReplicaState, ReplicaStatus
 
@@ -34,10 +33,6 @@ if TYPE_CHECKING:
 
     from ._handle import ReplicaHandle
     from ._journal import RunJournal
-    from ._request import RunRequest
-
-_TOLD = 10
-"""Number of entries of a handle's metadata in a message; a handle may come from any program."""
 
 
 class Journaled(KeptLogs):
@@ -119,24 +114,24 @@ class Journaled(KeptLogs):
 
         A damaged record counts as missing, and a warning is logged.
         """
-        if self._journal is None:
-            return None
-        try:
-            return self._journal.end(handle)
-        except (DamagedRecordError, SpecVersionError) as error:
-            if handle not in self._warned_of:
-                self._warned_of.add(handle)
-                log(str(error))
-            return None
+        end = self._looked_up(handle)
+        if not isinstance(end, DilocoError):
+            return end
+        if handle not in self._warned_of:
+            self._warned_of.add(handle)
+            log(str(end))
+        return None
 
     def _damage(self, handle: ReplicaHandle) -> DilocoError | None:
         """Return what is wrong with the journal's record of a replica's end; None if nothing is."""
+        end = self._looked_up(handle)
+        return end if isinstance(end, DilocoError) else None
+
+    def _looked_up(self, handle: ReplicaHandle) -> tuple[ReplicaStatus, Any] | DilocoError | None:
         try:
-            if self._journal is not None:
-                self._journal.end(handle)
+            return None if self._journal is None else self._journal.end(handle)
         except (DamagedRecordError, SpecVersionError) as error:
             return error
-        return None
 
     def _readable(self, handles: Sequence[ReplicaHandle]) -> Mapping[ReplicaHandle, ReplicaStatus]:
         with self._looks.look() as number:
@@ -145,10 +140,6 @@ class Journaled(KeptLogs):
                 handle: self._looks.newest(number, handle, readable_status(status))
                 for handle, status in seen.items()
             }
-
-    def _record_launch(self, request: RunRequest, handles: list[ReplicaHandle]) -> None:
-        if self._journal is not None:
-            self._journal.record_launch(handles, options_of_launch(request))
 
     def _record_end(
         self, journal: RunJournal, handle: ReplicaHandle, status: ReplicaStatus
@@ -285,32 +276,17 @@ class Journaled(KeptLogs):
 
         It says what was asked for and where, and what to do.
         """
-        parts = [
-            f"{redact_and_cut(name, 100)}={shown(value)}" for name, value in handle.metadata.items()
-        ]
-        where = ", ".join([*parts[:_TOLD], *(["..."] if len(parts) > _TOLD else [])])
-        kept, journal = self.capabilities.retention, self._journal
+        where = shown(dict(handle.metadata)) if handle.metadata else "no metadata"
+        because = "" if error is None or not str(error) else f": {error}"
+        kept = self.capabilities.retention
+        ended = "" if kept is None else f"ended more than {kept / 3600:g} h ago, "
+        journal = (
+            "a journal would remember how it ended: give one to the constructor"
+            if self._journal is None
+            else f"nor has the journal {self._journal!r} its end"
+        )
         return (
             f"{self.backend_name} has no record of rank {handle.rank} of run {handle.run_id!r} "
-            f"({where or 'no metadata'})"
-            + (f": {error}" if error is not None and str(error) else "")
-            + (f". Nor has the journal {journal!r} its end" if journal is not None else "")
-            + ". It was purged, "
-            + (f"ended more than {_in_words(kept)} ago, " if kept is not None else "")
-            + "or was never launched where this executor looks. list_runs() names the runs that "
-            "are there"
-            + (
-                ""
-                if journal is not None
-                else "; a journal would remember how it ended: give one to the constructor"
-            )
+            f"({where}){because}. It was purged, {ended}or was never launched where this executor "
+            f"looks. list_runs() names the runs that are there; {journal}"
         )
-
-
-def _in_words(seconds: float) -> str:
-    """Return a duration in words, in the largest unit of which it is a whole number."""
-    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
-        if seconds >= length and seconds % length == 0:
-            count = int(seconds // length)
-            return f"{count} {unit}{'s' * (count > 1)}"
-    return f"{seconds:g} s"

@@ -1,17 +1,35 @@
-"""JSON that comes back exactly as it went in, or is refused."""
+"""JSON that comes back exactly as it went in, or is refused; and bounds on what is read.
+
+There is one bound per kind of object that a launcher reads. Such an object may have been written by
+a replica, or by a stranger who guessed its name. So a reader checks the size itself, and never
+relies on what our own writers would have refused.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from ._bounds import check_size
 from ._checks import has_half_a_pair, shown
 from ._errors import InvalidRequestError
 from ._redact import redact_and_cut
 
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class _Readable(Protocol):
+        def read(self, size: int, /) -> bytes: ...
+
+
+RESULT_BYTES = 16 * 1024 * 1024
+"""Largest result of a replica, in bytes of JSON, on every backend. A backend may allow less."""
+OUTCOME_BYTES = RESULT_BYTES + 1024 * 1024
+"""Largest outcome, in bytes of JSON: a result and the texts beside it."""
+RECORD_BYTES = 8 * 1024 * 1024
+"""Largest record of a run or of a launch, in bytes."""
+_PIECE = 1 << 20
 # Python's own parser refuses integers of more than 4300 digits, which are 14,284 bits, or of more
 # digits than PYTHONINTMAXSTRDIGITS allows.
 _MAX_INTEGER_BITS = 14_000
@@ -71,6 +89,14 @@ def loads_bounded(text: object, what: str, most: int) -> Any:
     return loads(text, what)
 
 
+def loads_texts(text: str, what: str) -> dict[str, str]:
+    """Parse a JSON object of text; raises as :func:`loads` does."""
+    texts = loads(text, what)
+    if type(texts) is not dict or not all(type(value) is str for value in texts.values()):
+        raise InvalidRequestError(f"{what} is not a JSON object of text")
+    return texts
+
+
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
@@ -108,60 +134,45 @@ def _check(value: Any, path: list[str | int], above: set[int]) -> None:
         above: The ids of the lists and dicts that contain this value.
     """
     kind = type(value)
-    if kind is str:
-        _check_text(value, path, "")
-    elif kind is float:
-        raise InvalidRequestError(
-            f"{_shown(path)} is {value}, and JSON has no number for that: pass None or text instead"
-        )
-    elif kind is int:
-        raise InvalidRequestError(
-            f"{_shown(path)} is an integer of {value.bit_length()} bits, and Python reads at most "
-            f"{_most_bits()} from JSON: pass it as text"
-        )
-    elif kind is list or kind is dict:
-        _enter(value, path, above)
+    if kind is list or kind is dict:
+        if id(value) in above:
+            raise InvalidRequestError(f"{_shown(path)} contains itself")
+        if len(above) >= _MAX_DEPTH:
+            raise InvalidRequestError(
+                f"the JSON value around {_shown(path)} is nested more than {_MAX_DEPTH} levels deep"
+            )
+        above.add(id(value))
         for place, item in enumerate(value) if kind is list else value.items():
-            if kind is dict:
+            if kind is dict and not (type(place) is str and _plain(place)):
                 _check_key(place, path)
             if not _plain(item):
                 path.append(place)
                 _check(item, path, above)
                 path.pop()
         above.remove(id(value))
+        return
+    if kind is str:
+        if not has_half_a_pair(value):
+            return
+        what = "contains half of a surrogate pair, which cannot be sent as text"
+    elif kind is float:
+        what = f"is {value}, and JSON has no number for that: pass None or text instead"
+    elif kind is int:
+        what = f"is an integer of {value.bit_length()} bits, and Python reads at most "
+        what += f"{_most_bits()} from JSON: pass it as text"
     else:
-        hint = ": pass a list" if isinstance(value, (tuple, set, frozenset)) else ""
-        raise InvalidRequestError(
-            f"{_shown(path)} is a {kind.__module__}.{kind.__qualname__}, which is not a JSON value "
-            f"(None, bool, int, float, str, list, dict){hint}"
-        )
+        what = f"is a {kind.__module__}.{kind.__qualname__}, which is not a JSON value (None, "
+        what += "bool, int, float, str, list, dict)"
+        what += ": pass a list" if isinstance(value, (tuple, set, frozenset)) else ""
+    raise InvalidRequestError(f"{_shown(path)} {what}")
 
 
 def _check_key(key: object, path: list[str | int]) -> None:
-    if type(key) is not str:
+    if type(key) is not str or has_half_a_pair(key):
         raise InvalidRequestError(
             f"{_shown(path)} has the key {shown(key)} of type {type(key).__name__}; JSON keys are "
-            "strings"
+            "strings without halves of surrogate pairs"
         )
-    if not key.isascii():
-        _check_text(key, path, "a key of ")
-
-
-def _check_text(text: str, path: list[str | int], what: str) -> None:
-    if has_half_a_pair(text):
-        raise InvalidRequestError(
-            f"{what}{_shown(path)} contains half of a surrogate pair, which cannot be sent as text"
-        )
-
-
-def _enter(value: list[Any] | dict[Any, Any], path: list[str | int], above: set[int]) -> None:
-    if id(value) in above:
-        raise InvalidRequestError(f"{_shown(path)} contains itself")
-    if len(above) >= _MAX_DEPTH:
-        raise InvalidRequestError(
-            f"the JSON value around {_shown(path)} is nested more than {_MAX_DEPTH} levels deep"
-        )
-    above.add(id(value))
 
 
 def _shown(path: list[str | int]) -> str:
@@ -172,3 +183,40 @@ def _shown(path: list[str | int]) -> str:
         for step in steps
     )
     return f"{called}{redact_and_cut(text, _SHOWN)}"
+
+
+def check_size(what: str, size: int, most: int) -> None:
+    """Refuse an object that is larger than any object of its kind can be.
+
+    Args:
+        what: Name of the object in the error.
+        size: Its size in bytes.
+        most: The largest size allowed, in bytes.
+
+    Raises:
+        InvalidRequestError: The object is larger.
+    """
+    if size > most:
+        raise InvalidRequestError(f"{what} is larger than {most} bytes, and is not read")
+
+
+def read_bounded(file: _Readable, most: int, what: str) -> bytes:
+    """Read a file or the body of an answer to its end.
+
+    At most ``most`` bytes and one further piece are held in memory.
+
+    Args:
+        file: The file; ``read(n)`` returns at most n bytes, and no bytes at the end.
+        most: The largest size allowed, in bytes.
+        what: Name of the file in the error.
+
+    Raises:
+        InvalidRequestError: The file is larger; the rest of it is not read.
+    """
+    pieces: list[bytes] = []
+    size = 0
+    while piece := file.read(min(_PIECE, most + 1 - size)):
+        size += len(piece)
+        check_size(what, size, most)
+        pieces.append(piece)
+    return b"".join(pieces)

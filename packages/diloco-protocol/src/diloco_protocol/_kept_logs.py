@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections import deque
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ._backoff import no_try_after, retry
 from ._cancel import MAX_THREADS
+from ._checks import shown
 from ._collect import log
 from ._errors import (
     BackendError,
@@ -20,15 +20,16 @@ from ._errors import (
     ReplicaNotFoundError,
     SpecVersionError,
 )
+from ._handle import ReplicaHandle
 from ._hooks import Hooks, LogQuery
 from ._journal_records import LOG_BYTES, DamagedRecordError
 from ._redact import redact_text
+from ._request import is_run_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ._backoff import Backoff
-    from ._handle import ReplicaHandle
     from ._journal import RunJournal
 
 T = TypeVar("T")
@@ -63,9 +64,26 @@ class KeptLogs(Hooks):
         """Return what ``call`` returns; repeat it while its errors may pass and patience lasts."""
         return retry(call, self._backoff, timeout=self._patience) if self._patience else call()
 
-    @abstractmethod
     def _check(self, handle: ReplicaHandle) -> None:
         """Refuse anything that is not a handle of this executor, with InvalidRequestError."""
+        if not isinstance(handle, ReplicaHandle):
+            raise InvalidRequestError(
+                f"this is not a ReplicaHandle: {shown(handle)}. ReplicaHandle.from_dict and "
+                "from_json make one of what to_dict and to_json gave"
+            )
+        if handle.backend_name != self.backend_name:
+            raise InvalidRequestError(
+                f"this handle belongs to the backend {shown(handle.backend_name)}, and this "
+                f"executor is for {self.backend_name!r}"
+            )
+        # A run_id becomes part of paths and names of objects, and any program may have written the
+        # handle.
+        if not is_run_id(handle.run_id):
+            raise InvalidRequestError(
+                f"this handle of rank {handle.rank} names the run {shown(handle.run_id)}, and no "
+                "launch gives a run such a name"
+            )
+        self._check_handle(handle)
 
     def _takes(self, handle: ReplicaHandle) -> bool:
         """Return whether this executor's verbs accept a handle."""

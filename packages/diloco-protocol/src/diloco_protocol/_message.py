@@ -1,23 +1,26 @@
-"""Outcomes sent through a narrow channel.
+"""The ways in which an outcome is reported: in files, in a narrow channel, in log lines.
 
 The channel holds a few KiB of text; a result that does not fit goes into marked log lines.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ._bounds import OUTCOME_BYTES, check_size
 from ._checks import check_whole, shown
-from ._errors import InvalidRequestError
+from ._errors import DilocoError, InvalidRequestError
 from ._fields import shorten
-from ._json import check_json, dumps, loads, loads_bounded
-from ._outcome import Outcome, check_result_size, with_sound_texts
+from ._json import OUTCOME_BYTES, check_json, check_size, dumps, loads, loads_bounded, read_bounded
+from ._outcome import FINAL_CODE, Outcome, check_result_size, with_sound_texts
+from ._types import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
 
 MESSAGE_BYTES = 4096
 """Number of bytes that Kubernetes keeps of a container's termination message."""
@@ -128,14 +131,12 @@ def outcome_from_message(text: str) -> OutcomeMessage:
         raise InvalidRequestError(f"this message has the unknown fields {shown(sorted(data))}")
     lines, digest = data["result_lines"], data["result_sha256"]
     most = -(-OutcomeMessage.max_result_bytes // _PIECE)
-    if type(lines) is not int or not 0 <= lines <= most:
+    has_lines = type(lines) is int and 0 < lines <= most
+    has_digest = type(digest) is str and _SHA256.fullmatch(digest) is not None
+    if not (has_lines and has_digest) and (type(lines) is not int or (lines, digest) != (0, "")):
         raise InvalidRequestError(
-            f"this message says that {shown(lines)} log lines carry the result, and 0 to {most} can"
-        )
-    if type(digest) is not str or not (_SHA256.fullmatch(digest) if lines else digest == ""):
-        raise InvalidRequestError(
-            f"this message has result_sha256={shown(digest)}, and with {lines} lines it must be "
-            f"{'64 hexadecimal digits' if lines else 'empty'}"
+            f"this message has result_lines={shown(lines)} and result_sha256={shown(digest)}, and "
+            f"it must be a number up to {most} with 64 hexadecimal digits, or 0 with no text"
         )
     return OutcomeMessage(Outcome.from_data(data["outcome"]), lines, digest)
 
@@ -195,3 +196,89 @@ def _digest(text: str) -> str:
 
 def _shorten(text: str | None, room: int) -> str | None:
     return None if text is None else shorten(text, room)
+
+
+def write_outcome(outcome: Outcome, path: Path) -> None:
+    """Write an outcome in one step: a reader sees all of it or nothing.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    partial = path.with_name(f"{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(outcome.to_json())
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def write_message(outcome: Outcome, path: Path, size: int) -> Outcome:
+    """Report through a file that is written in place, and log lines; return what was reported.
+
+    In a container, the file is a mount, and cannot be replaced.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    try:
+        text, lines = outcome_to_message(outcome, size)
+    except InvalidRequestError as error:
+        outcome = _invalid_result(outcome, str(error))
+        text, lines = outcome_to_message(outcome, size)
+    for line in lines:
+        print(line, flush=True)  # noqa: T201 - stdout is the replica's log
+    overwrite(path, text)
+    return outcome
+
+
+def overwrite(path: Path, text: str) -> None:
+    """Write a file in place, so that it is never empty in between."""
+    data = text.encode()
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC), "wb") as file:
+        file.write(data)
+        file.flush()
+        file.truncate(len(data))
+
+
+def read_report(path: Path) -> Outcome | None:
+    """Return what the entrypoint's process reported; None if it has reported nothing.
+
+    A report that cannot be read is a failure: the entrypoint may have written anything there.
+    """
+    try:
+        # Without blocking, since it could be a FIFO to which no process writes.
+        with open(path, "rb", opener=_opened_at_once) as file:
+            report = read_bounded(file, OUTCOME_BYTES, "the report")
+        return Outcome.from_json(report.decode())
+    except FileNotFoundError:
+        return None
+    except (OSError, DilocoError, UnicodeDecodeError) as error:
+        text = f"what the entrypoint's process reported cannot be read: {error}"
+        return Outcome(1, error=text, error_type="InvalidReport")
+
+
+def _opened_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def limited(outcome: Outcome, most: int) -> Outcome:
+    """Return an outcome whose result has at most ``most`` bytes of JSON.
+
+    If the result is larger, the outcome is a failure that says so.
+    """
+    try:
+        check_result_size(outcome.result, most)
+    except InvalidRequestError as error:
+        return _invalid_result(outcome, str(error))
+    return outcome
+
+
+def _invalid_result(outcome: Outcome, error: str) -> Outcome:
+    return replace(
+        outcome,
+        exit_code=FINAL_CODE,
+        result=None,
+        error=error,
+        error_type="InvalidResult",
+        reason=Reason.ERROR,
+    )

@@ -1,11 +1,18 @@
-"""A memory of bounded size, for what saves calls and on which nothing else depends."""
+"""Memories of an executor: of bounded size, and of the order of concurrent looks at replicas."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from typing import Generic, TypeVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ._request import MAX_REPLICAS
+
+if TYPE_CHECKING:
+    from ._handle import ReplicaHandle
+    from ._types import ReplicaStatus
+
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -38,3 +45,41 @@ class Recent(Generic[K, V]):
 
     def __contains__(self, key: K) -> bool:
         return key in self._values
+
+
+class LookOrder:
+    """Remembers what looks have seen while older looks are under way. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._begun = 0
+        self._under_way: set[int] = set()
+        self._told: dict[ReplicaHandle, tuple[int, ReplicaStatus]] = {}
+
+    @contextlib.contextmanager
+    def look(self) -> Iterator[int]:
+        """Begin a look, and give its number, which is larger than those of all earlier looks."""
+        with self._lock:
+            self._begun += 1
+            number = self._begun
+            self._under_way.add(number)
+        try:
+            yield number
+        finally:
+            with self._lock:
+                self._under_way.remove(number)
+                oldest = min(self._under_way, default=self._begun)
+                if self._told:
+                    self._told = {
+                        handle: look for handle, look in self._told.items() if look[0] > oldest
+                    }
+
+    def newest(self, number: int, handle: ReplicaHandle, status: ReplicaStatus) -> ReplicaStatus:
+        """Return what a look has seen, or what a newer look saw that returned before it."""
+        with self._lock:
+            look = self._told.get(handle)
+            if look is not None and look[0] > number:
+                return look[1]
+            if min(self._under_way) < number:
+                self._told[handle] = number, status
+            return status

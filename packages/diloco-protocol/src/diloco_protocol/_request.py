@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 from ._checks import (
     check_amount,
@@ -23,10 +24,10 @@ from ._errors import InvalidRequestError
 from ._json import canonical, check_json
 from ._redact import redacted_repr
 from ._resources import parse_gpu
-from ._spec import ReplicaSpec
-from ._variables import (
+from ._spec import (
     RANK_VARIABLE,
     WORLD_SIZE_VARIABLE,
+    ReplicaSpec,
     check_variables,
     is_reserved,
     is_variable_name,
@@ -121,25 +122,13 @@ class RunRequest:
                 failure, or when a machine is taken away. None if it cannot tell. Replicas are told
                 so only if no other launch has a part of the cohort.
         """
-        whole = len(self.ranks) == self.world_size
+        shared = {
+            f.name: getattr(self, f.name) for f in fields(ReplicaSpec) if hasattr(self, f.name)
+        }
+        if len(self.ranks) < self.world_size:
+            restarts = None
         return [
-            ReplicaSpec(
-                entrypoint=self.entrypoint,
-                kwargs=self.kwargs,
-                rank=rank,
-                world_size=self.world_size,
-                run_id=self.run_id,
-                cohort=self.cohort,
-                rendezvous_uri=self.rendezvous_uri,
-                rank_env=self.rank_env,
-                world_size_env=self.world_size_env,
-                timeout=self.timeout,
-                grace=grace,
-                restarts=restarts if whole else None,
-                backend=self.backend,
-                place=self.place,
-            )
-            for rank in self.ranks
+            ReplicaSpec(rank=rank, grace=grace, restarts=restarts, **shared) for rank in self.ranks
         ]
 
     def fingerprint(self) -> str:
@@ -172,35 +161,25 @@ def make_request(
     entrypoint: str | Callable[..., Any],
     entrypoint_args: Mapping[str, Any] | None,
     *,
-    gpu: str | None = None,
-    timeout: float | None = 3600,
-    run_id: str | None = None,
     run_prefix: str | None = None,
-    cpu: str | float | None = None,
-    memory: str | None = None,
-    env: Mapping[str, str] | None = None,
-    secrets: Mapping[str, str] | None = None,
-    labels: Mapping[str, str] | None = None,
-    spot: bool | None = None,
-    max_restarts: int | None = None,
-    rank_offset: int = 0,
-    world_size: int | None = None,
-    cohort: str | None = None,
-    token: Callable[[], str] | None = None,
+    **options: Unpack[LaunchOptions],
 ) -> RunRequest:
     """Check the arguments of a launch; :meth:`BaseExecutor.launch_replicas` describes them.
 
     Raises:
         InvalidRequestError: An argument is not allowed; the error says what was given and what is
             allowed.
+        TypeError: There is no such argument.
     """
+    if unknown := options.keys() - LaunchOptions.__annotations__.keys():
+        raise TypeError(
+            f"a launch has no argument {min(unknown)!r}; it takes "
+            f"{', '.join(LaunchOptions.__annotations__)}"
+        )
     count = check_whole("n_replicas", n_replicas, 1, MAX_REPLICAS)
-    offset = check_whole("rank_offset", rank_offset, 0, MAX_REPLICAS)
-    world = (
-        count + offset
-        if world_size is None
-        else check_whole("world_size", world_size, 1, MAX_REPLICAS)
-    )
+    offset = check_whole("rank_offset", options.get("rank_offset", 0), 0, MAX_REPLICAS)
+    world = options.get("world_size")
+    world = count + offset if world is None else check_whole("world_size", world, 1, MAX_REPLICAS)
     if offset + count > world:
         raise InvalidRequestError(
             f"ranks {offset} to {offset + count - 1} do not fit into a world_size of {world}: "
@@ -211,10 +190,8 @@ def make_request(
             f"entrypoint_args must be a mapping of keyword arguments, not {shown(entrypoint_args)}"
         )
     kwargs = dict(entrypoint_args or {})
-    named = {
-        "rank_env": kwargs.pop("rank_env", RANK_VARIABLE),
-        "world_size_env": kwargs.pop("world_size_env", WORLD_SIZE_VARIABLE),
-    }
+    rank_env = _variable(kwargs, "rank_env", RANK_VARIABLE)
+    world_size_env = _variable(kwargs, "world_size_env", WORLD_SIZE_VARIABLE)
     check_json(kwargs, "entrypoint_args")
     for name in kwargs:
         if not name.isidentifier():
@@ -225,34 +202,33 @@ def make_request(
     rendezvous = kwargs.get("rendezvous_uri")
     if rendezvous is not None:
         check_rendezvous(rendezvous)
-    variables, references = check_variables("env", env), check_variables("secrets", secrets)
-    if twice := variables.keys() & references.keys():
+    env = check_variables("env", options.get("env"))
+    secrets = check_variables("secrets", options.get("secrets"))
+    names = Counter([*env, *secrets, rank_env, world_size_env])
+    if twice := sorted(name for name, times in names.items() if times > 1):
         raise InvalidRequestError(
-            f"{', '.join(sorted(twice))} would be set by env and by secrets: choose one"
+            f"{', '.join(twice)} would be set twice: name a variable in one of env, secrets, "
+            "rank_env and world_size_env"
         )
-    rank_env = _variable("rank_env", named["rank_env"], RANK_VARIABLE)
-    world_size_env = _variable("world_size_env", named["world_size_env"], WORLD_SIZE_VARIABLE)
-    if rank_env == world_size_env:
-        raise InvalidRequestError(
-            f"rank_env and world_size_env are both {shown(rank_env)}: one variable cannot hold "
-            "rank and number of replicas"
-        )
-    for argument, variable in (("rank_env", rank_env), ("world_size_env", world_size_env)):
-        if variable in variables or variable in references:
-            raise InvalidRequestError(
-                f"{variable} may not be set by env or secrets: {argument} says that the launch "
-                "sets it"
-            )
+    spot, gpu, memory = options.get("spot"), options.get("gpu"), options.get("memory")
     if spot is not None and not isinstance(spot, bool):
         raise InvalidRequestError(f"spot must be True, False or None, not {shown(spot)}")
     if gpu is not None:
         parse_gpu(check_text("gpu", gpu))
-    name = _run_id(run_id, run_prefix, token or _token)
-    if cohort is not None and not (isinstance(cohort, str) and is_run_id(cohort)):
-        raise InvalidRequestError(
-            "cohort must be a name such as a run_id (1 to 48 lower-case letters, digits and "
-            f"dashes, with a letter or digit at both ends) or None, not {shown(cohort)}"
-        )
+    run_id, cohort = options.get("run_id"), options.get("cohort")
+    if run_id is None and run_prefix:
+        check_run_prefix("the executor's run_id", run_prefix)
+    # Never the same twice, and sorted by time
+    token = f"{time.time_ns() // 10**6:x}-{os.urandom(4).hex()}"
+    name = f"{run_prefix or 'run'}-{token}" if run_id is None else run_id
+    for argument, value in (("run_id", name), ("cohort", name if cohort is None else cohort)):
+        if not isinstance(value, str) or not is_run_id(value):
+            raise InvalidRequestError(
+                f"{argument} must be 1 to 48 lower-case letters, digits and dashes, with a letter "
+                f"or digit at both ends (every backend uses it in names), not {shown(value)}"
+            )
+    timeout = options.get("timeout", 3600)
+    restarts = options.get("max_restarts")
     return RunRequest(
         run_id=name,
         ranks=tuple(range(offset, offset + count)),
@@ -264,14 +240,14 @@ def make_request(
         rank_env=rank_env,
         world_size_env=world_size_env,
         gpu=gpu,
-        timeout=check_seconds("timeout", timeout, positive=True, none=True),
-        cpu=check_amount("cpu", cpu),
-        memory=check_text("memory", memory, none=True),
-        env=variables,
-        secrets=references,
-        labels=check_texts("labels", labels),
+        timeout=None if timeout is None else check_seconds("timeout", timeout, positive=True),
+        cpu=check_amount("cpu", options.get("cpu")),
+        memory=None if memory is None else check_text("memory", memory),
+        env=env,
+        secrets=secrets,
+        labels=check_texts("labels", options.get("labels")),
         spot=spot,
-        max_restarts=0 if max_restarts is None else check_restarts("max_restarts", max_restarts),
+        max_restarts=0 if restarts is None else check_restarts("max_restarts", restarts),
         named=run_id is not None,
     )
 
@@ -309,13 +285,15 @@ def check_rendezvous(value: object) -> str:
     Raises:
         InvalidRequestError: The value is something else.
     """
-    if not isinstance(value, str) or not value or "\0" in value or has_half_a_pair(value):
+    if (
+        not isinstance(value, str)
+        or not 0 < len(value) <= _LONGEST_URI
+        or "\0" in value
+        or has_half_a_pair(value)
+    ):
         raise InvalidRequestError(
-            f"rendezvous_uri must be text that is a path or URI, not {shown(value)}"
-        )
-    if len(value) > _LONGEST_URI:
-        raise InvalidRequestError(
-            f"rendezvous_uri has {len(value)} characters, but at most {_LONGEST_URI} are allowed"
+            f"rendezvous_uri must be text that is a path or URI, of at most {_LONGEST_URI} "
+            f"characters, not {shown(value)}"
         )
     return value
 
@@ -340,28 +318,12 @@ def check_run_prefix(name: str, value: object) -> str:
     return prefix
 
 
-def _token() -> str:
-    """Return text that is never the same twice and sorts by time."""
-    return f"{time.time_ns() // 10**6:x}-{os.urandom(4).hex()}"
+def _variable(kwargs: dict[str, Any], argument: str, own_name: str) -> str:
+    """Take the name of a variable out of the arguments of an entrypoint.
 
-
-def _run_id(run_id: str | None, prefix: str | None, token: Callable[[], str]) -> str:
-    if run_id is None and prefix:
-        check_run_prefix("the executor's run_id", prefix)
-    name = run_id if run_id is not None else f"{prefix or 'run'}-{token()}"
-    if not isinstance(name, str) or not is_run_id(name):
-        raise InvalidRequestError(
-            f"the run_id {shown(name)} is not allowed: 1 to 48 lower-case letters, digits and "
-            "dashes, with a letter or digit at both ends (every backend uses it in names)"
-        )
-    return name
-
-
-def _variable(argument: str, name: object, own_name: str) -> str:
-    """Return the name of a variable that an argument gives.
-
-    ``own_name`` is the name of the variable that the launch sets in any case.
+    ``own_name`` is the name of the variable that the launch sets in any case, and the default.
     """
+    name = kwargs.pop(argument, own_name)
     if (
         not isinstance(name, str)
         or not is_variable_name(name)

@@ -1,46 +1,96 @@
-"""The spec of one replica, and the channels through which it is sent."""
+"""The spec of one replica, and the environment variables that it sets or that a caller may set."""
 
 from __future__ import annotations
 
-import base64
+import re
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from types import NoneType
+from typing import Any
 
-from ._checks import check_seconds, check_whole, read_whole, shown
-from ._errors import InvalidRequestError, SpecVersionError
-from ._fields import LARGEST
+from ._checks import check_seconds, check_texts, check_whole, or_none, shown
+from ._errors import InvalidRequestError
+from ._fields import LARGEST, check_version
 from ._json import canonical, check_json, dumps, loads
-from ._redact import redact_json, redact_text, redacted_repr
-from ._variables import (
-    ATTEMPT_VARIABLE,
-    BACKEND_VARIABLE,
-    COHORT_VARIABLE,
-    PLACE_VARIABLE,
-    RANK_VARIABLE,
-    RENDEZVOUS_VARIABLE,
-    RESTARTS_VARIABLE,
-    RUN_ID_VARIABLE,
-    SPEC_PREFIX,
-    WORLD_SIZE_VARIABLE,
-)
+from ._redact import redact_json, redacted_repr
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+RANK_VARIABLE = "REPLICA_RANK"
+WORLD_SIZE_VARIABLE = "REPLICA_WORLD_SIZE"
+RENDEZVOUS_VARIABLE = "RENDEZVOUS_URI"
+RUN_ID_VARIABLE = "DILOCO_RUN_ID"
+COHORT_VARIABLE = "DILOCO_COHORT"
+ATTEMPT_VARIABLE = "DILOCO_ATTEMPT"
+RESTARTS_VARIABLE = "DILOCO_RESTARTS"
+"""1 or 0: whether a replica that has ended can be started again. Not set if that is not known."""
+LAST_ATTEMPT_VARIABLE = "DILOCO_LAST_ATTEMPT"
+"""1 if nothing starts the replica again when this attempt fails. Not set if that is not known."""
+BACKEND_VARIABLE = "DILOCO_BACKEND"
+"""Name of the backend that has started the replica. Not set if that is not known."""
+PLACE_VARIABLE = "DILOCO_PLACE"
+"""Where the backend runs the replica, such as a region. Not set if that is not known."""
+SPEC_PREFIX = "DILOCO_SPEC_"
+"""Prefix of the names of the variables that carry a spec, piece by piece."""
+
+_RESERVED = frozenset({
+    RANK_VARIABLE, WORLD_SIZE_VARIABLE, RENDEZVOUS_VARIABLE, RUN_ID_VARIABLE, COHORT_VARIABLE,
+    ATTEMPT_VARIABLE, RESTARTS_VARIABLE, LAST_ATTEMPT_VARIABLE, BACKEND_VARIABLE, PLACE_VARIABLE,
+})  # fmt: skip
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Bytes of NAME=value: Linux refuses to start a program with a longer one (MAX_ARG_STRLEN).
+_LONGEST = 131_071
+
+
+def is_reserved(name: str) -> bool:
+    """Return whether the protocol itself sets an environment variable, so that a caller may not."""
+    return name in _RESERVED or name.startswith(SPEC_PREFIX)
+
+
+def is_variable_name(name: str) -> bool:
+    """Return whether every shell and container accepts a name for an environment variable."""
+    return _NAME.fullmatch(name) is not None
+
+
+def check_variables(name: str, values: object) -> dict[str, str]:
+    """Check environment variables that a caller sets, and return them sorted by their names.
+
+    None stands for an empty mapping.
+
+    Args:
+        name: Name of the mapping in the error.
+        values: The mapping to check.
+
+    Raises:
+        InvalidRequestError: A name or value is not allowed for an environment variable, both
+            together are too long for one, or the protocol itself sets the variable.
+    """
+    variables = check_texts(name, values)
+    for key, value in variables.items():
+        if not is_variable_name(key):
+            raise InvalidRequestError(
+                f"{name} has the name {shown(key)}: letters, digits and _ are allowed, and no "
+                "digit at the beginning"
+            )
+        if is_reserved(key):
+            raise InvalidRequestError(
+                f"{name} may not set {shown(key)[1:-1]}: the launch itself sets it for every "
+                "replica"
+            )
+        size = len(f"{key}={value}".encode())
+        if "\0" in value or size > _LONGEST:
+            raise InvalidRequestError(
+                f"{name}[{shown(key)}] has {size} bytes with its name, and Linux takes {_LONGEST} "
+                "without a NUL character: pass it in a file, or as an argument of the entrypoint"
+            )
+    return variables
+
 
 SPEC_VERSION = 4
-# What specs of earlier versions do not say.
-_UNSAID: dict[int, dict[str, Any]] = {
-    2: {"restarts": None, "backend": "", "place": ""},
-    3: {"backend": "", "place": ""},
-}
-
-# The kernel takes at most 128 KiB per environment string, name included.
 _TEXTS = ("entrypoint", "run_id", "cohort", "rank_env", "world_size_env", "backend", "place")
-_ENVIRONMENT_PIECE = 120_000
-# Some clouds take at most 256 characters per argument.
-_ARGUMENT_PIECE = 220
-_ARGUMENT_NAME = "--spec-piece="
-_MOST_PIECES = 1_000_000
+_TYPES: dict[str, tuple[set[type], str]] = {
+    **dict.fromkeys(_TEXTS, ({str}, "text")),
+    "rendezvous_uri": ({str, NoneType}, "text or None"),
+    "kwargs": ({dict}, "a dict"),
+    "restarts": ({bool, NoneType}, "True, False or None"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,21 +147,11 @@ class ReplicaSpec:
             raise InvalidRequestError(
                 f"a spec's rank must be below its world_size of {self.world_size}, not {self.rank}"
             )
-        for name in _TEXTS:
-            if type(text := getattr(self, name)) is not str:
-                raise InvalidRequestError(f"a spec's {name} must be text, not {shown(text)}")
-        if self.rendezvous_uri is not None and type(self.rendezvous_uri) is not str:
-            raise InvalidRequestError(
-                f"a spec's rendezvous_uri must be text or None, not {shown(self.rendezvous_uri)}"
-            )
-        if type(self.kwargs) is not dict:
-            raise InvalidRequestError(f"a spec's kwargs must be a dict, not {shown(self.kwargs)}")
-        check_seconds("a spec's timeout", self.timeout, none=True)
+        for name, (kinds, words) in _TYPES.items():
+            if type(value := getattr(self, name)) not in kinds:
+                raise InvalidRequestError(f"a spec's {name} must be {words}, not {shown(value)}")
+        or_none(check_seconds)("a spec's timeout", self.timeout)
         check_seconds("a spec's grace", self.grace)
-        if self.restarts is not None and type(self.restarts) is not bool:
-            raise InvalidRequestError(
-                f"a spec's restarts must be True, False or None, not {shown(self.restarts)}"
-            )
 
     def __hash__(self) -> int:
         return hash(canonical(self._fields()))
@@ -151,19 +191,11 @@ class ReplicaSpec:
         """Make a spec from the result of :meth:`to_dict`.
 
         Raises:
-            SpecVersionError: The data was written by another version; the error names both.
+            SpecVersionError: The data was written by another version, or says of none; the error
+                names both.
             InvalidRequestError: The data is not a spec.
         """
-        if not isinstance(data, dict) or "version" not in data:
-            raise InvalidRequestError("this is not a replica spec: it has no version")
-        if type(data["version"]) is int and data["version"] in _UNSAID:
-            data = {**_UNSAID[data["version"]], **data, "version": SPEC_VERSION}
-        if type(data["version"]) is not int or data["version"] != SPEC_VERSION:
-            raise SpecVersionError(
-                f"this replica's spec has version {shown(data['version'])}, but its "
-                f"diloco-protocol reads version {SPEC_VERSION}: install the same diloco-protocol "
-                "in the replica as in the launcher"
-            )
+        data = check_version("this replica spec", data, SPEC_VERSION)
         names = {f.name for f in fields(cls)}
         if data.keys() != names:
             raise InvalidRequestError(
@@ -197,129 +229,7 @@ def environment(spec: ReplicaSpec) -> dict[str, str]:
     return variables
 
 
-def spec_to_environment(
-    spec: ReplicaSpec, *, piece_bytes: int = _ENVIRONMENT_PIECE
-) -> dict[str, str]:
-    """Return a spec as environment variables ``DILOCO_SPEC_0``, ``DILOCO_SPEC_1`` and so on.
-
-    The spec is in Base64, so that no shell, YAML or ``$(…)`` expansion on the way changes it, and
-    in pieces that are small enough for every operating system.
-    """
-    return {f"{SPEC_PREFIX}{number}": piece for number, piece in enumerate(_cut(spec, piece_bytes))}
-
-
-def spec_from_environment(environ: Mapping[str, str], *, sha256: str | None = None) -> ReplicaSpec:
-    """Make a spec from the variables of :func:`spec_to_environment`.
-
-    Args:
-        environ: Environment variables; those without the prefix of a spec are ignored.
-        sha256: The :func:`spec_sha256` of the variables that the launcher wrote; variables that
-            follow these are ignored, too. None if no other program can have written any.
-
-    Raises:
-        InvalidRequestError: There is no spec, a piece of it is missing or damaged, or it has
-            another digest.
-        SpecVersionError: The spec was written by another version.
-    """
-    pieces = {name: value for name, value in environ.items() if name.startswith(SPEC_PREFIX)}
-    if not pieces:
-        raise InvalidRequestError(
-            f"there is no replica spec in the environment ({SPEC_PREFIX}0 is not set)"
-        )
-    if sha256 is not None:
-        return _join(_named(pieces, sha256))
-    missing = [f"{SPEC_PREFIX}{n}" for n in range(len(pieces)) if f"{SPEC_PREFIX}{n}" not in pieces]
-    if missing:
-        raise InvalidRequestError(f"the replica spec in the environment lacks {', '.join(missing)}")
-    return _join([pieces[f"{SPEC_PREFIX}{number}"] for number in range(len(pieces))])
-
-
-def _named(pieces: Mapping[str, str], sha256: str) -> list[str]:
-    """Return the pieces that have a digest; other programs may have added some behind them."""
-    import hashlib  # slow to import
-
-    digest = hashlib.sha256()
-    named: list[str] = []
-    while (piece := pieces.get(f"{SPEC_PREFIX}{len(named)}")) is not None:
-        named.append(piece)
-        digest.update(piece.encode())
-        if digest.hexdigest() == sha256:
-            return named
-    raise InvalidRequestError(
-        "the replica spec in the environment is not the one that was launched: its digest is "
-        f"{digest.hexdigest()}, and the launch named {shown(sha256)}. The launch did not write it; "
-        "nothing of it was run"
-    )
-
-
-def spec_sha256(pieces: Mapping[str, str]) -> str:
-    """Return the digest of what :func:`spec_to_environment` made, as 64 hexadecimal digits.
-
-    A launcher that keeps the variables where others may write tells the runner their digest in a
-    way that only the launcher can use: ``--spec-sha256``.
-    """
-    import hashlib  # slow to import
-
-    text = "".join(pieces[f"{SPEC_PREFIX}{number}"] for number in range(len(pieces)))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def spec_to_arguments(spec: ReplicaSpec, *, piece_characters: int = _ARGUMENT_PIECE) -> list[str]:
-    """Return a spec as command-line arguments of at most 256 characters each.
-
-    Each is ``--spec-piece=<number>/<count>:<piece>``. The runner accepts them in any order.
-    """
-    pieces = _cut(spec, piece_characters)
-    return [
-        f"{_ARGUMENT_NAME}{number}/{len(pieces)}:{piece}" for number, piece in enumerate(pieces)
-    ]
-
-
-def spec_from_arguments(arguments: Sequence[str]) -> ReplicaSpec:
-    """Make a spec from the arguments of :func:`spec_to_arguments`, in any order.
-
-    Other arguments are ignored.
-
-    Raises:
-        InvalidRequestError: There is no spec, or a piece of it is missing or damaged.
-        SpecVersionError: The spec was written by another version.
-    """
-    pieces: dict[int, str] = {}
-    counts = set()
-    for argument in arguments:
-        if argument.startswith(_ARGUMENT_NAME):
-            place, _, piece = argument.removeprefix(_ARGUMENT_NAME).partition(":")
-            number, _, count = place.partition("/")
-            pieces[read_whole("the number of a spec's piece", number, 0, _MOST_PIECES)] = piece
-            counts.add(read_whole("the number of a spec's pieces", count, 1, _MOST_PIECES))
-    if len(counts) != 1 or sorted(pieces) != list(range(counts.pop())):
-        raise InvalidRequestError(
-            f"the arguments hold an incomplete replica spec: pieces {sorted(pieces)}"
-        )
-    return _join([piece for _, piece in sorted(pieces.items())])
-
-
-def _cut(spec: ReplicaSpec, size: int) -> list[str]:
-    text = base64.b64encode(spec.to_json().encode()).decode()
-    return [text[start : start + size] for start in range(0, len(text), size)]
-
-
-def _join(pieces: list[str]) -> ReplicaSpec:
-    try:
-        text = base64.b64decode("".join(pieces), validate=True).decode()
-    except ValueError as error:
-        raise InvalidRequestError(f"the replica spec is damaged: {error}") from None
-    return ReplicaSpec.from_json(text)
-
-
 def redact_spec(spec: ReplicaSpec) -> ReplicaSpec:
     """Return a spec as a plan may show it: the values that its caller chose are without secrets."""
-    uri = spec.rendezvous_uri
-    return replace(
-        spec,
-        entrypoint=redact_text(spec.entrypoint),
-        kwargs=redact_json(spec.kwargs),
-        rank_env=redact_text(spec.rank_env),
-        world_size_env=redact_text(spec.world_size_env),
-        rendezvous_uri=None if uri is None else redact_text(uri),
-    )
+    names = ("entrypoint", "kwargs", "rank_env", "world_size_env", "rendezvous_uri")
+    return replace(spec, **{name: redact_json(getattr(spec, name)) for name in names})

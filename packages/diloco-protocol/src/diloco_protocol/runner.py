@@ -5,16 +5,41 @@ The command line is ``python -m diloco_protocol.runner --spec FILE --outcome FIL
 The runner starts the entrypoint in a child with a process group of its own, enforces the timeout,
 passes signals on, reaps orphans (as PID 1 must), ends the whole tree within the grace and reports
 an :class:`Outcome`. Python as PID 1 ignores SIGTERM unless it is handled, so the handlers are
-installed before anything else.
+installed at once.
 
-Without ``--spec`` the spec is taken from ``--spec-strings``, a file with the variables of
-:func:`diloco_protocol.spec_to_environment` as a JSON object, or from the arguments
-(:func:`diloco_protocol.spec_to_arguments`), or else from the environment. Where one template serves
-a whole cohort, ``--index`` is added to the spec's rank and every ``--failed`` to its attempt.
-``--message`` and ``--failure`` are for channels of a few KiB
-(:func:`diloco_protocol.outcome_to_message`). With ``--restarts`` a failed attempt is started again
-in place, for platforms that never restart a replica themselves. ``--attempts`` counts attempts in a
-file, for platforms that bring the file back after an interruption.
+The spec comes from one of these, or else from the environment:
+
+  --spec FILE           the spec itself
+  --spec-strings FILE   a JSON object of text that has the variables of the spec
+                        (:func:`diloco_protocol.spec_to_environment`), and perhaps those of the
+                        program; others are ignored
+  --spec-piece PIECE    the spec in pieces (:func:`diloco_protocol.spec_to_arguments`)
+  --spec-sha256 DIGEST  digest of the spec in the environment; any other spec is refused before it
+                        is decoded
+
+Where one template serves a whole cohort:
+
+  --index N             added to the spec's rank
+  --failed N            added to the spec's attempt; may be empty, and given several times
+
+The outcome goes to these:
+
+  --outcome FILE        all of it
+  --message FILE        overwritten with it in a few KiB; more goes to stdout
+                        (:func:`diloco_protocol.outcome_to_message`)
+  --failure FILE        overwritten with it in a few KiB if the exit code is not 0
+  --message-bytes N     how much --message and --failure may write; default: 4096
+  --result-bytes N      largest result in bytes of JSON; --message carries less than the default
+
+And further:
+
+  --restarts N          how often a failed attempt is started again in place, for platforms that
+                        never restart a replica themselves; by default "elsewhere": something else
+                        may start it again
+  --attempts FILE       counts the attempts, for platforms that bring the file back after an
+                        interruption
+  --check FILE          only import the entrypoint and check its arguments; write that outcome to
+                        FILE
 
 A program that raises an error has the exit code 1. If the error says that it would come again
 (``DilocoError.final``), it has 79, and is not started again.
@@ -34,24 +59,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ._attempts import AttemptCounter, run_attempts
-from ._bounds import RESULT_BYTES
+from ._attempts import AttemptCounter, Signals, run_attempt, run_attempts
+from ._channels import spec_from_arguments, spec_from_environment, variables_from_strings
 from ._checks import read_whole
-from ._errors import DilocoError, InvalidRequestError
+from ._child import call
+from ._errors import DilocoError
 from ._fields import LARGEST
-from ._json import loads
+from ._json import RESULT_BYTES, loads_texts
 from ._message import (
     LEAST_MESSAGE_BYTES,
     MESSAGE_BYTES,
     STARTED_MESSAGE,
+    limited,
     outcome_to_message,
+    overwrite,
+    write_message,
+    write_outcome,
 )
-from ._one_attempt import Signals, run_attempt
 from ._outcome import Outcome
-from ._report import limited, overwrite, write_message, write_outcome
-from ._spec import ReplicaSpec, spec_from_arguments, spec_from_environment
+from ._spec import ReplicaSpec
 from ._types import Reason
-from ._variable_strings import variables_from_strings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,83 +105,39 @@ def _from_strings(path: Path) -> ReplicaSpec:
 
     Other variables in the file are set in the environment of everything that is started.
     """
-    strings = loads(path.read_text(encoding="utf-8"), f"the file {path}")
-    if type(strings) is not dict or not all(type(value) is str for value in strings.values()):
-        raise InvalidRequestError(f"the file {path} is not a JSON object of text")
+    strings = loads_texts(path.read_text(encoding="utf-8"), f"the file {path}")
     spec = spec_from_environment(strings)
     os.environ.update(variables_from_strings(strings))
     return spec
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m diloco_protocol.runner", description="Run one replica.", allow_abbrev=False
+        prog="python -m diloco_protocol.runner",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    parser.add_argument("--spec", type=Path, help="file with the replica's spec")
-    parser.add_argument(
-        "--spec-strings",
-        type=Path,
-        help="file with a JSON object of text that has the spec's variables, and perhaps the "
-        "program's; others are ignored",
-    )
-    parser.add_argument(
-        "--spec-piece",
-        action="append",
-        default=[],
-        help="the spec itself in pieces; default: from the environment",
-    )
-    parser.add_argument(
-        "--spec-sha256",
-        help="digest of the spec in the environment; any other spec is refused before it is "
-        "decoded",
-    )
-    parser.add_argument("--index", default="0", help="added to the spec's rank")
-    parser.add_argument(
-        "--failed", action="append", default=[], help="added to the spec's attempt; may be empty"
-    )
-    parser.add_argument("--outcome", type=Path, help="file to write the outcome to")
-    parser.add_argument(
-        "--message",
-        type=Path,
-        help="file that is overwritten with the outcome in a few KiB; more goes to stdout",
-    )
-    parser.add_argument(
-        "--failure",
-        type=Path,
-        help="file that is overwritten with the outcome in a few KiB if the exit code is not 0",
-    )
-    parser.add_argument(
-        "--message-bytes",
-        default=str(MESSAGE_BYTES),
-        help=f"how much --message and --failure may write; default: {MESSAGE_BYTES}",
-    )
-    parser.add_argument(
-        "--result-bytes",
-        default=str(RESULT_BYTES),
-        help=f"largest result in bytes of JSON; default: {RESULT_BYTES}, and --message carries "
-        "less",
-    )
-    parser.add_argument(
-        "--restarts",
-        default="elsewhere",
-        help="how often a failed attempt is started again in place; 'elsewhere' if something else "
-        "may start it again",
-    )
-    parser.add_argument(
-        "--attempts",
-        type=Path,
-        help="file that counts the attempts, for platforms that bring it back after an "
-        "interruption",
-    )
-    return parser
+    for name in ("spec", "spec-strings", "check", "outcome", "message", "failure", "attempts"):
+        parser.add_argument(f"--{name}", type=Path)
+    for name in ("spec-piece", "failed"):
+        parser.add_argument(f"--{name}", action="append", default=[])
+    parser.add_argument("--spec-sha256")
+    parser.add_argument("--index", default="0")
+    parser.add_argument("--message-bytes", default=str(MESSAGE_BYTES))
+    parser.add_argument("--result-bytes", default=str(RESULT_BYTES))
+    parser.add_argument("--restarts", default="elsewhere")
+    return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, and return the replica's exit code."""
     if os.name != "posix":
         raise SystemExit("diloco runs on Linux and macOS; on Windows use WSL")
+    arguments = _parse(argv)
+    if arguments.check is not None:
+        return call(_read_spec(arguments), arguments.check, only_check=True)
     signals = Signals()
-    arguments = _parser().parse_args(argv)
     path: Path | None = None if arguments.outcome is None else arguments.outcome.absolute()
     folder = None if path is None else path.parent
     counter = AttemptCounter(arguments.attempts)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
-from .._bounds import check_size
 from .._errors import InvalidRequestError, SpecVersionError
 from .._fields import check_version
-from .._json import loads
+from .._json import check_size, loads
 from ._checks import CHECKS, Metric, Phase
 
 VERSION = 1
@@ -34,13 +33,18 @@ class _Record:
 
     def __post_init__(self) -> None:
         for item in fields(self):  # type: ignore[arg-type] # a dataclass
-            checked = CHECKS[item.name](item.name, getattr(self, item.name))
-            object.__setattr__(self, item.name, checked)
+            check = CHECKS.get(item.name) or CHECKS[str(item.type)]
+            object.__setattr__(self, item.name, check(item.name, getattr(self, item.name)))
 
     def to_bytes(self) -> bytes:
         """Return the record as one line of JSON, with its end."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}  # type: ignore[arg-type]
-        return (_dumps({"version": VERSION, **values}) + "\n").encode()
+        # Not escaped, so that no character takes more than four bytes.
+        line = json.dumps(
+            {"version": VERSION, **values},
+            ensure_ascii=False, separators=(",", ":"), allow_nan=False,
+        )  # fmt: skip
+        return f"{line}\n".encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -65,11 +69,6 @@ class _Record:
         if lacking:
             raise InvalidRequestError(f"{cls._called} lacks {', '.join(lacking)}")
         return cls(**{item.name: record[item.name] for item in known if item.name in record})
-
-
-def _dumps(values: dict[str, Any]) -> str:
-    # Not escaped, so that no character takes more than four bytes.
-    return json.dumps(values, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
