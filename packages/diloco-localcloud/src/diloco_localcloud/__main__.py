@@ -10,13 +10,10 @@ import signal
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from . import KubernetesProcesses, ModalProcesses, SageMakerProcesses, StandInError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _MOST_SECONDS = 1e9
 

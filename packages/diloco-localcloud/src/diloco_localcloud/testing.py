@@ -5,7 +5,7 @@ Use ``pytest_plugins = ["diloco_localcloud.testing"]`` in a ``conftest.py``, or 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -18,9 +18,6 @@ from . import (
     SageMakerStandIn,
 )
 from ._kubernetes._control import _delays
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = [
     "kubernetes_processes",

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from collections.abc import Mapping
+from typing import Self
 
 from .._server._errors import StandInError
 from ._processes._machines import LocalMachines
 from ._stand_in import SageMakerStandIn
 from ._training._region import KILL_SECONDS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class SageMakerProcesses(SageMakerStandIn):

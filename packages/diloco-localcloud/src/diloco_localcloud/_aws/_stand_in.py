@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .._server._faults import Calls, Faults
 from .._server._http import Server
 from .._server._service import Service
 from .._server._timeline import Timeline
@@ -13,9 +14,6 @@ from ._api._api import Api
 from ._model._service import load
 from ._scripted._world import TrainingWorld
 from ._training._region import Region
-
-if TYPE_CHECKING:
-    from .._server._faults import Calls, Faults
 
 # 2026-01-01T00:00:00Z, where virtual clocks begin.
 EPOCH = 1767225600.0

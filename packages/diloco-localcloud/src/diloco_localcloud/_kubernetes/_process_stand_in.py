@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from .._server._errors import StandInError
 from .._server._timeline import Timeline
@@ -13,9 +13,6 @@ from ._pods import _scheduling
 from ._processes._kubelet import ProcessKubelet
 from ._processes._pod import LocalPods
 from ._service import KubernetesService
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 class KubernetesProcesses(KubernetesService):

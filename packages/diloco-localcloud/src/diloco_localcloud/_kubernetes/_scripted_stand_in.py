@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from .._server._errors import StandInError
 from .._server._timeline import Timeline
@@ -12,9 +12,6 @@ from ._objects._resources import KUEUE_VERSIONS
 from ._pods import _scheduling
 from ._scripted._world import World
 from ._service import KubernetesService
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # 2026-01-01T00:00:00Z, where virtual clocks begin.
 EPOCH = 1767225600.0

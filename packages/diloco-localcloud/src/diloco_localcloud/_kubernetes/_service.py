@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from .._server import _tls
 from .._server._errors import StandInError
+from .._server._faults import Calls, Faults
 from .._server._http import Server
 from .._server._service import Service
 from ._api import _kubeconfig
 from ._api._access import Access
 from ._api._api import Api
 from ._api._checks._names import LABEL_WORDS, is_label
+from ._control._cluster import Cluster
 from ._control._garbage import GarbageCollector
 from ._control._images import Images
 from ._control._job_controller import JobController
 from ._control._namespaces import NamespaceController
 from ._control._nodes import Nodes
 from ._jobs._backoff import FIRST_SECONDS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from .._server._faults import Calls, Faults
-    from ._control._cluster import Cluster
 
 Json = dict[str, Any]
 

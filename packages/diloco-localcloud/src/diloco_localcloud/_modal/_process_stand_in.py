@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Self
+from collections.abc import Mapping
+from typing import Self
 
 from .._server._errors import StandInError
 from .._server._timeline import Timeline
@@ -11,9 +12,6 @@ from ._processes._runner import Runner
 from ._processes._world import LocalCalls
 from ._service import ModalService
 from ._workspace._workspace import Workspace
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class ModalProcesses(ModalService):

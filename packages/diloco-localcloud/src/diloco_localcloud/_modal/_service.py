@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from .._server._errors import StandInError
 from .._server._faults import Calls, Faults
 from .._server._service import Service
+from ._workspace._workspace import Workspace
 
 if TYPE_CHECKING:
     from ._rpc._serving import Serving
-    from ._workspace._workspace import Workspace
+
 
 _ENVIRONMENT_LOCK = threading.Lock()
 

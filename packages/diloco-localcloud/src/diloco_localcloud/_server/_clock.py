@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
 
-if TYPE_CHECKING:
-    import threading
-
-    from ._timeline import Timeline
+from ._timeline import Timeline
 
 
 class Clock:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import secrets
 import shutil
 import tempfile
+import threading
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import Protocol, Self
 
 from ._container import image_environment
 from ._errors import StandInError
 from ._ticker import Ticker
-
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Mapping
-
-    from ._timeline import Timeline
+from ._timeline import Timeline
 
 
 class Listening(Protocol):

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ._timeline import Timeline
-
+from ._timeline import Timeline
 
 _LOG = logging.getLogger("diloco_localcloud")
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _LAST = 253402300799.0  # 9999-12-31T23:59:59Z, the last second that can be written
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import ssl
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from websockets.datastructures import Headers
 from websockets.frames import Frame, Opcode
@@ -13,10 +14,6 @@ from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Iterable
 
 MOST_BYTES = 32 * 2**20  # the most in one message
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..._server._faults import Call, Calls, Faults, before
 from ..._server._http import CutError, Request, Response
@@ -14,17 +15,13 @@ from ..._server._operations import operations
 from .._model import _check
 from .._model._refused import RefusedError, throttled
 from .._model._service import load
+from .._training._region import Region
 from . import _s3, _xml
 from ._account import Quotas, Registry
 from ._faults import REFUSALS, forbidden
 from ._logs import CloudWatchLogs
 from ._rates import Rates
 from ._sagemaker import SageMaker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from .._training._region import Region
 
 Json = dict[str, Any]
 

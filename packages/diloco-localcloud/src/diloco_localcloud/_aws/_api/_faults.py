@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
+from ..._server._faults import Fault
 from .._model._refused import RefusedError, throttled
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ..._server._faults import Fault
 
 # All but ``forbidden``, whose message names the operation, and the faults that cut the connection,
 # which send no message.

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._model._refused import RefusedError, wrong_parameter
-from .._training._logs import GROUP
+from .._training._logs import GROUP, Stream
+from .._training._region import Region
 from ._paging import page
-
-if TYPE_CHECKING:
-    from .._training._logs import Stream
-    from .._training._region import Region
 
 Json = dict[str, Any]
 

@@ -6,15 +6,11 @@ import contextlib
 import importlib.util
 import threading
 import urllib.parse
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from ..._server._errors import StandInError
-from ..._server._http import Response
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ..._server._http import Request
+from ..._server._http import Request, Response
 
 _OF_OBJECTS = {
     "GET": "GetObject",

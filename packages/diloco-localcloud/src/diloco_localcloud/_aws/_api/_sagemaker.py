@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._model._refused import invalid
-from .._training._job import summary
+from .._training._job import Job, summary
+from .._training._region import Region
 from . import _search
 from ._paging import page, page_behind
-
-if TYPE_CHECKING:
-    from .._training._job import Job
-    from .._training._region import Region
 
 Json = dict[str, Any]
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import urllib.parse
-from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
-from ..._server._http import Response
+from ..._server._http import Request, Response
 from .._model._refused import RefusedError
-
-if TYPE_CHECKING:
-    from ..._server._http import Request
-    from .._training._region import TrainingHabits
+from .._training._region import TrainingHabits
 
 _IAM = "https://iam.amazonaws.com/doc/2010-05-08/"
 _NAMESPACE = "https://sts.amazonaws.com/doc/2011-06-15/"

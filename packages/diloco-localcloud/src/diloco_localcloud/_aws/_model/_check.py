@@ -11,6 +11,7 @@ from ._refused import RefusedError, invalid, wrong_parameter
 if TYPE_CHECKING:
     from botocore.model import ServiceModel, Shape
 
+
 Json = dict[str, Any]
 
 _TYPES: dict[str, tuple[type, ...]] = {

@@ -6,16 +6,12 @@ https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo.ht
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..._server._files import open_regular
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from .._api._s3 import S3
-    from .._training._job import Job
+from .._api._s3 import S3
+from .._training._job import Job
 
 ROOT = "/opt/ml"
 _REASON_BYTES = 1024

@@ -5,19 +5,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 from ..._server._container import Command, Container
 from ..._server._output import read_lines
+from .._api._s3 import S3
+from .._training._job import Job
+from .._training._region import Region
 from ._folder import JobFolder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from .._api._s3 import S3
-    from .._training._job import Job
-    from .._training._region import Region
 
 _SYNC_SECONDS = 1.0
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .._training._region import KILL_SECONDS
-
-if TYPE_CHECKING:
-    from .._training._job import Job
-    from .._training._region import Region
+from .._training._job import Job
+from .._training._region import KILL_SECONDS, Region
 
 Json = dict[str, Any]
 

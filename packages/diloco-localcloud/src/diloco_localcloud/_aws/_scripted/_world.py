@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..._server._clock import Clock
+from .._training._region import Region, TrainingHabits
 from ._job import ScriptedTrainingJob
-
-if TYPE_CHECKING:
-    from .._training._region import Region, TrainingHabits
 
 
 class TrainingWorld(Clock):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
+from ..._server._timeline import Timeline
 from .._model._refused import RefusedError, invalid
 from ._job import ENDED, Job
 from ._logs import Logs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..._server._timeline import Timeline
 
 Json = dict[str, Any]
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._objects import _refusals, _resources
+from .._objects._store import Store
 from . import _limits, _pod_security, _quota
 from ._refused import RefusedError
-
-if TYPE_CHECKING:
-    from .._objects._store import Store
 
 Json = dict[str, Any]
 

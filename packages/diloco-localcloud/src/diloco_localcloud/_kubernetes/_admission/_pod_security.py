@@ -6,12 +6,10 @@ server.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ._refused import RefusedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 Json = dict[str, Any]
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._objects import _resources
 from .._objects._quantities import quantity
+from .._objects._store import Store
 from .._pods import _facts
 from ._refused import RefusedError
-
-if TYPE_CHECKING:
-    from .._objects._store import Store
 
 Json = dict[str, Any]
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from ..._server._faults import Call, Calls, Faults, before
 from ..._server._http import CutError, Request, Response, as_json
+from .._control._cluster import Cluster
 from .._objects import _refusals
 from . import _access, _discovery, _route, _verbs
 from ._faults import REFUSALS
-
-if TYPE_CHECKING:
-    from .._control._cluster import Cluster
-
 
 # The API server's own limit.
 _MOST_BYTES = 3 << 20

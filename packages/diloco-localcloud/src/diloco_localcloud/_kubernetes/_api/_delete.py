@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
+from ..._server._http import Request
+from .._control._cluster import Cluster
 from .._objects import _refusals, _resources
 from ._checks import _names, _shape
 from ._numbers import whole
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ..._server._http import Request
-    from .._control._cluster import Cluster
-    from ._route import Route
+from ._route import Route
 
 Json = dict[str, Any]
 

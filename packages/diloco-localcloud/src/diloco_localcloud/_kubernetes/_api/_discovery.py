@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..._server._http import Response, as_json
+from ..._server._http import Request, Response, as_json
 from .._objects import _resources
 from . import _openapi
-
-if TYPE_CHECKING:
-    from ..._server._http import Request
 
 Json = dict[str, Any]
 

@@ -7,21 +7,16 @@ import itertools
 import json
 import os
 import selectors
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-from ..._server._http import Response
-from ..._server._websocket import Talk
+from ..._server._http import Request, Response
+from ..._server._websocket import Talk, WebSocket
+from .._control._cluster import Cluster
 from .._objects import _refusals, _resources
 from .._pods import _facts
 from ._logs import container_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..._server._http import Request
-    from ..._server._websocket import WebSocket
-    from .._control._cluster import Cluster
-    from ._route import Route
+from ._route import Route
 
 Json = dict[str, Any]
 

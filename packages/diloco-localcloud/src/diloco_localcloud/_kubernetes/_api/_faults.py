@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
+from ..._server._faults import Fault
 from .._objects import _refusals
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ..._server._faults import Fault
 
 _TOO_OLD = (
     "The provided continue parameter is too old to display a consistent list result. You must "

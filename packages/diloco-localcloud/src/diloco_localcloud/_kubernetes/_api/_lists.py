@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from ..._server._http import Response, as_json
+from ..._server._http import Request, Response, as_json
+from .._control._cluster import Cluster
 from .._objects import _refusals
+from .._objects._resources import Resource
+from .._objects._store import Change, Store
 from . import _paging, _selectors, _tables
 from ._numbers import whole
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ..._server._http import Request
-    from .._control._cluster import Cluster
-    from .._objects._resources import Resource
-    from .._objects._store import Change, Store
-    from ._route import Route
+from ._route import Route
 
 Json = dict[str, Any]
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .._control._runtime import Log
+from .._control._runtime import Log
 
 
 @dataclass(frozen=True)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
-from ..._server._http import Response
+from ..._server._http import Request, Response
+from .._control._cluster import Cluster
+from .._control._runtime import Log
 from .._objects import _refusals, _resources
 from .._pods import _facts
 from ._log_window import Window
 from ._numbers import whole
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ..._server._http import Request
-    from .._control._cluster import Cluster
-    from .._control._runtime import Log
-    from ._route import Route
+from ._route import Route
 
 Json = dict[str, Any]
 

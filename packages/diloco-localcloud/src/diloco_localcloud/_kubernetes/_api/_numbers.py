@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from .._objects import _refusals
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _DIGITS = re.compile(r"[+-]?[0-9]+")
 

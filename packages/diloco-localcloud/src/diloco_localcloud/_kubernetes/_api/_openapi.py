@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._objects import _resources
-
-if TYPE_CHECKING:
-    from .._objects._resources import Resource
+from .._objects._resources import Resource
 
 Json = dict[str, Any]
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from .._objects import _refusals
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Json = dict[str, Any]
 

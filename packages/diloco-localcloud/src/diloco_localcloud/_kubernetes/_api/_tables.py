@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from ..._server import _timeline
+from ..._server._http import Request
 from .._jobs import _status
+from .._objects._resources import Resource
 from .._pods import _facts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..._server._http import Request
-    from .._objects._resources import Resource
 
 Json = dict[str, Any]
 

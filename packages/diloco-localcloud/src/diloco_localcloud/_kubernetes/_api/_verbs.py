@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import copy
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 from ..._server._http import Request, Response, as_json
 from .._admission import _admit
+from .._control._cluster import Cluster
 from .._objects import _refusals, _resources
+from .._objects._resources import Resource
 from . import _delete, _exec, _lists, _patch, _protobuf, _review
+from ._access import Access
 from ._checks import _jobs, _names, _pods, _shape
 from ._logs import serve as serve_log
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from .._control._cluster import Cluster
-    from .._objects._resources import Resource
-    from ._access import Access
-    from ._route import Route
+from ._route import Route
 
 Json = dict[str, Any]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from ..._server import _timeline
 from .._admission import _quota
@@ -17,16 +18,11 @@ from .._objects._resources import (
     QUOTAS,
     SERVICE_ACCOUNTS,
 )
-from .._objects._store import Store
+from .._objects._store import Change, Store
 from .._pods import _facts, _states
 from ._delays import Delay, Delays
 from ._events import Recorder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from .._objects._store import Change
-    from ._runtime import Runtime
+from ._runtime import Runtime
 
 Json = dict[str, Any]
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._objects import _resources
-
-if TYPE_CHECKING:
-    from .._objects._store import Store
+from .._objects._store import Store
 
 Json = dict[str, Any]
 

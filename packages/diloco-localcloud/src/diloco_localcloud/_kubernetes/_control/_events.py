@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..._server._timeline import Timeline
 from .._objects import _resources
-
-if TYPE_CHECKING:
-    from ..._server._timeline import Timeline
-    from .._objects._store import Store
+from .._objects._store import Store
 
 Json = dict[str, Any]
 

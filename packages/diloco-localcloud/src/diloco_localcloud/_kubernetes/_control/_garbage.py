@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 from .._jobs import _status
 from .._objects._resources import CONFIG_MAPS, JOBS, PODS
+from .._objects._store import Change
+from ._cluster import Cluster
 from ._delays import Delay
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from .._objects._store import Change
-    from ._cluster import Cluster
 
 Json = dict[str, Any]
 

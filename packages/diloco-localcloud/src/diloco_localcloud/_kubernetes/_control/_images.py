@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from .._pods import _facts, _states
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ._cluster import Cluster
+from ._cluster import Cluster
 
 Json = dict[str, Any]
 

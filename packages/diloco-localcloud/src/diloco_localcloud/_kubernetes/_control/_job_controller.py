@@ -5,18 +5,16 @@ It looks with the delays of the real one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._admission import _admit
 from .._jobs import _new_pod, _plan, _status
 from .._jobs._backoff import FIRST_SECONDS, Backoff
 from .._objects._refusals import ApiError
 from .._objects._resources import JOBS, PODS
+from .._objects._store import Change
+from ._cluster import Cluster
 from ._delays import Delay
-
-if TYPE_CHECKING:
-    from .._objects._store import Change
-    from ._cluster import Cluster
 
 Json = dict[str, Any]
 Key = tuple[str, str]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._jobs import _status
 from .._objects._resources import JOBS, KUEUE, LOCAL_QUEUES, WORKLOADS
-
-if TYPE_CHECKING:
-    from .._objects._store import Change
-    from ._cluster import Cluster
+from .._objects._store import Change
+from ._cluster import Cluster
 
 Json = dict[str, Any]
 

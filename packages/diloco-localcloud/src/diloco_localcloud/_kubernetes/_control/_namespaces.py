@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._objects._resources import ALL, JOBS, NAMESPACES, PODS
+from .._objects._store import Change
 from .._pods import _facts
+from ._cluster import Cluster
 from ._delays import Delay
-
-if TYPE_CHECKING:
-    from .._objects._store import Change
-    from ._cluster import Cluster
 
 Json = dict[str, Any]
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._objects._resources import NODES, PODS
+from .._objects._store import Change
 from .._pods import _facts, _scheduling, _states
-from ._node import READY
-
-if TYPE_CHECKING:
-    from .._objects._store import Change
-    from ._cluster import Cluster
-    from ._node import Node
+from ._cluster import Cluster
+from ._node import READY, Node
 
 Json = dict[str, Any]
 

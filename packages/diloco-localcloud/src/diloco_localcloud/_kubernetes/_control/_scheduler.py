@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from .._objects._resources import CLAIMS, NODES, PODS
+from .._objects._store import Change
 from .._pods import _facts, _states
-from .._pods._scheduling import choose
+from .._pods._scheduling import Filter, choose
+from ._cluster import Cluster
 from ._delays import Delay
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from .._objects._store import Change
-    from .._pods._scheduling import Filter
-    from ._cluster import Cluster
 
 Json = dict[str, Any]
 

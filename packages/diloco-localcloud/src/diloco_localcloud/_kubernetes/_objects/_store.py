@@ -6,15 +6,12 @@ import copy
 import random
 import uuid
 from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import _refusals
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from ._resources import Resource
+from ._resources import Resource
 
 Json = dict[str, Any]
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from .._control._content import ConfigError, content
 from .._objects import _resources
+from .._objects._store import Store
 from ._expand import expand
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from .._objects._store import Store
 
 Json = dict[str, Any]
 

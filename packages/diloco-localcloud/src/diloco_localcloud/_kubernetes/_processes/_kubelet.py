@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import functools
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+from .._control._cluster import Cluster
 from .._control._content import ConfigError, MountError
 from .._control._delays import Delay
+from .._control._images import Images
 from .._control._memory_log import MemoryLog
+from .._control._runtime import Log
 from .._control._scheduler import Scheduler
 from .._pods import _facts, _states
+from .._pods._scheduling import Filter
 from ._sandbox import Sandbox
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from .._control._cluster import Cluster
-    from .._control._images import Images
-    from .._control._runtime import Log
-    from .._pods._scheduling import Filter
 
 Json = dict[str, Any]
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._pods import _facts
-
-if TYPE_CHECKING:
-    from ._kubelet import ProcessKubelet
+from ._kubelet import ProcessKubelet
 
 Json = dict[str, Any]
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..._server._container import Command, Container
 from ..._server._files import open_regular
@@ -13,13 +14,9 @@ from ..._server._output import read_lines
 from .._control._memory_log import MemoryLog
 from .._control._runtime import ENTRY_BYTES
 from .._objects._quantities import quantity
+from .._objects._store import Store
 from . import _environment, _volumes
 from ._expand import expand
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from .._objects._store import Store
 
 Json = dict[str, Any]
 

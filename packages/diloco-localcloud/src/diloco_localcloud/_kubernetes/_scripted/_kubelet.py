@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._control import _content
+from .._control._cluster import Cluster
 from .._control._delays import Delay
-from .._control._images import PULL_REASONS
+from .._control._images import PULL_REASONS, Images
 from .._control._memory_log import MemoryLog
 from .._control._scheduler import Scheduler
 from .._objects import _refusals
 from .._objects._resources import PODS
 from .._pods import _facts, _states
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from .._control._cluster import Cluster
-    from .._control._images import Images
-    from .._pods._scheduling import Filter
+from .._pods._scheduling import Filter
 
 Json = dict[str, Any]
 

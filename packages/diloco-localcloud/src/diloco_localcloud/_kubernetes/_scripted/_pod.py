@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._pods import _facts, _states
-
-if TYPE_CHECKING:
-    from ._kubelet import ScriptedKubelet
+from ._kubelet import ScriptedKubelet
 
 Json = dict[str, Any]
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from ..._server._clock import Clock
+from .._control._cluster import Cluster
+from .._control._images import Images
 from .._control._kueue import Kueue
+from .._pods._scheduling import Filter
 from ._kubelet import Habits, ScriptedKubelet
 from ._pod import ScriptedPod
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .._control._cluster import Cluster
-    from .._control._images import Images
-    from .._pods._scheduling import Filter
 
 Json = dict[str, Any]
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .._workspace._call import PICKLE
-
-if TYPE_CHECKING:
-    from .._workspace._call import Call
-    from .._workspace._workspace import Workspace
+from .._workspace._call import PICKLE, Call
+from .._workspace._workspace import Workspace
 
 
 class HeldCall:

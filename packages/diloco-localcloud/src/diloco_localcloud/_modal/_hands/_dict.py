@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from .._workspace._workspace import Workspace
+from .._workspace._workspace import Workspace
 
 
 class ScriptedDict:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Mapping
+from typing import Generic, TypeVar
 
+from .._workspace._call import Call
+from .._workspace._habits import ModalHabits
+from .._workspace._workspace import Workspace
 from ._call import HeldCall
 from ._dict import ScriptedDict
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from .._workspace._call import Call
-    from .._workspace._habits import ModalHabits
-    from .._workspace._workspace import Workspace
 
 HeldT = TypeVar("HeldT", bound=HeldCall)
 

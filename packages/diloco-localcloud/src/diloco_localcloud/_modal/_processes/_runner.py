@@ -9,18 +9,14 @@ import os
 import secrets
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 from ..._server._container import Command, Container
 from ..._server._output import read_lines
-from .._workspace._call import Result, Status
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from .._workspace._call import Call, Life
-    from .._workspace._workspace import Workspace
+from .._workspace._call import Call, Life, Result, Status
+from .._workspace._workspace import Workspace
 
 HEADER = "x-stand-in-container"
 _SOURCES = ("stdout", "stderr")

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from .._hands._call import HeldCall
 from .._hands._world import HeldWorkspace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .._workspace._call import Call
-    from .._workspace._workspace import Workspace
-    from ._runner import Runner
+from .._workspace._call import Call
+from .._workspace._workspace import Workspace
+from ._runner import Runner
 
 
 class LocalCall(HeldCall):

@@ -7,36 +7,30 @@ import contextlib
 import hmac
 import inspect
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 
 from google.protobuf import message_factory
 from google.protobuf.empty_pb2 import Empty
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
+from grpclib.server import Stream
 from modal_proto import api_pb2
 
-from ..._server._faults import Call, before
+from ..._server._faults import Call, Calls, Faults, before
 from ..._server._http import CutError
 from ..._server._operations import operations
 from .._workspace._refused import RefusedError
+from .._workspace._workspace import Workspace
 from ._calls import FunctionCalls
 from ._containers import Containers
-from ._context import Context
+from ._context import Bell, Context
 from ._dicts import DictOperations
 from ._functions import Functions
 from ._logs import LogReader
 from ._objects import Objects
 from ._receive import receive
 from ._refusals import HTTP, REFUSALS
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
-
-    from grpclib.server import Stream
-
-    from ..._server._faults import Calls, Faults
-    from .._workspace._workspace import Workspace
-    from ._context import Bell
 
 _LOG = logging.getLogger("diloco_localcloud")
 _SERVICE = "ModalClient"

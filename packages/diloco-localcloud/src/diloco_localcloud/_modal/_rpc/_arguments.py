@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from modal_proto import api_pb2
 
+from .._workspace._call import Call
 from ._containers import definition
 from ._handles import layout
-
-if TYPE_CHECKING:
-    from .._workspace._call import Call
 
 
 def arguments(call: Call, task_id: str) -> tuple[bytes, list[str]] | None:

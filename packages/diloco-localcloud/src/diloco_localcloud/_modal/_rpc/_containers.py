@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from modal_proto import api_pb2
 
-from .._workspace._call import Payload, Result, Status
+from .._workspace._call import Call, Life, Payload, Result, Status
 from .._workspace._refused import RefusedError, not_found
-from ._context import Rpcs, wait
-
-if TYPE_CHECKING:
-    from .._workspace._call import Call, Life
-    from ._context import Context
+from ._context import Context, Rpcs, wait
 
 # A heartbeat with no news is answered after this long; the container gives it up after 15 s.
 _HEARTBEAT_SECONDS = 10.0

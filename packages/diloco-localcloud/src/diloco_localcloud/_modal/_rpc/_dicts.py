@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 from modal_proto import api_pb2
 
+from .._workspace._dicts import Dict
 from .._workspace._refused import RefusedError, not_found
-from ._context import Rpcs
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from .._workspace._dicts import Dict
-    from .._workspace._workspace import Workspace
-    from ._context import Bell, Context
+from .._workspace._workspace import Workspace
+from ._context import Bell, Context, Rpcs
 
 
 class DictOperations(Rpcs):

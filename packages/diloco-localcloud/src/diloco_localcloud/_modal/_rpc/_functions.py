@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from modal_proto import api_pb2
 
+from .._workspace._app import Function
 from .._workspace._refused import RefusedError, not_found
-from ._context import Rpcs
+from .._workspace._workspace import Workspace
+from ._context import Bell, Context, Rpcs
 from ._handles import layout, metadata
-
-if TYPE_CHECKING:
-    from .._workspace._app import Function
-    from .._workspace._workspace import Workspace
-    from ._context import Bell, Context
 
 
 class Functions(Rpcs):

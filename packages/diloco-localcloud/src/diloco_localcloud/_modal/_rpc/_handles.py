@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from modal_proto import api_pb2
 
-if TYPE_CHECKING:
-    from .._workspace._app import App, Function
+from .._workspace._app import App, Function
 
 _FORMATS = (api_pb2.DATA_FORMAT_PICKLE, api_pb2.DATA_FORMAT_CBOR)
 

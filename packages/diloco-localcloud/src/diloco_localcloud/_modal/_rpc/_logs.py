@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 from modal_proto import api_pb2
 
 from .._workspace._logs import Entry, Filter
-from ._context import Rpcs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ._context import Context
+from ._context import Context, Rpcs
 
 
 class LogReader(Rpcs):

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from modal_proto import api_pb2
 
 from .._workspace._refused import RefusedError, not_found
-from ._context import Rpcs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .._workspace._workspace import Secret, Workspace
-    from ._context import Bell, Context
+from .._workspace._workspace import Secret, Workspace
+from ._context import Bell, Context, Rpcs
 
 _IMAGE_BUILDER = "2025.06"
 

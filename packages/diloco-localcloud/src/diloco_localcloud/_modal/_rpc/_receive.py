@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from grpclib.server import Stream
 
 from .._workspace._refused import RefusedError
-
-if TYPE_CHECKING:
-    from grpclib.server import Stream
 
 _HEAD = struct.Struct(">?I")
 

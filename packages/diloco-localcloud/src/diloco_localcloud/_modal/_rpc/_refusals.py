@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
+from ..._server._faults import Fault
 from .._workspace._refused import RefusedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ..._server._faults import Fault
 
 REFUSALS: Mapping[str, Callable[[Fault], RefusedError]] = {
     "throttle": lambda _: RefusedError("RESOURCE_EXHAUSTED", "Rate limit exceeded"),

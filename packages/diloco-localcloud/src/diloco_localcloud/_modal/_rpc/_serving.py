@@ -7,23 +7,17 @@ import contextlib
 import socket
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
 
 import grpclib.protocol
 import grpclib.server
+from grpclib._typing import IServable
 
+from ..._server._faults import Calls, Faults
+from .._workspace._workspace import Workspace
 from ._api import Api
 from ._blobs import Blobs
 from ._context import Bell
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from grpclib._typing import IServable
-
-    from ..._server._faults import Calls, Faults
-    from .._workspace._workspace import Workspace
-
 
 # One to make the transport, one to inform the protocol, one to wake the waiter; and one to spare.
 _TURNS_TO_ACCEPT = 4

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from .._hands._call import HeldCall
 from .._workspace._call import Payload, Result, Status
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # A container sends more than this as a blob.
 _MOST_BYTES = 2 << 20

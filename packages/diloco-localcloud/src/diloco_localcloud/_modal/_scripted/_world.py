@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from ..._server._clock import Clock
 from .._hands._world import HeldWorkspace
+from .._workspace._call import Call
+from .._workspace._workspace import Workspace
 from ._call import ScriptedCall
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from .._workspace._call import Call
-    from .._workspace._workspace import Workspace
 
 
 class ModalWorld(HeldWorkspace[ScriptedCall], Clock):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
+from ..._server._timeline import Timeline
+from ._app import App, Function
 from ._call import Call, Life, Payload, Result, Status
+from ._habits import ModalHabits
+from ._ids import Ids
 from ._refused import not_found
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..._server._timeline import Timeline
-    from ._app import App, Function
-    from ._habits import ModalHabits
-    from ._ids import Ids
 
 
 class Program(Protocol):

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from ._habits import ModalHabits
+from ._ids import Ids
 from ._refused import RefusedError, not_found
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ._habits import ModalHabits
-    from ._ids import Ids
 
 
 @dataclass

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ._call import Call
+from ._call import Call
 
 #: The numbers of FileDescriptor in Modal's protocol.
 SOURCES = {"stdout": 1, "stderr": 2, "system": 3}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from ..._server._timeline import Timeline
 from ._app import App, Function
 from ._calls import Calls
 from ._dicts import Dicts
@@ -13,11 +14,6 @@ from ._habits import ModalHabits
 from ._ids import Ids
 from ._logs import Logs
 from ._refused import RefusedError, not_found
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ..._server._timeline import Timeline
 
 DEFAULT_ENVIRONMENT = "main"
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from ..._objects import _refusals
 from . import _names, _pods
 from ._names import Cause, forbidden, invalid, not_supported, required
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Json = dict[str, Any]
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from ..._objects._quantities import quantity
 from ._names import LABEL_WORDS, Cause, forbidden, invalid, is_label, not_supported, required
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Json = dict[str, Any]
 
