@@ -5,8 +5,7 @@ from . import _start  # noqa: F401
 # isort: split
 from .__about__ import __version__
 from ._aws._process_stand_in import SageMakerProcesses
-from ._aws._scripted._job import ScriptedTrainingJob
-from ._aws._scripted._world import TrainingWorld
+from ._aws._scripted import ScriptedTrainingJob, TrainingWorld
 from ._aws._stand_in import SageMakerStandIn
 from ._aws._training._region import TrainingHabits
 from ._kubernetes._api._access import Access

@@ -11,8 +11,8 @@ from .._server._http import Server
 from .._server._service import Service
 from .._server._timeline import Timeline
 from ._api._api import Api
-from ._model._service import load
-from ._scripted._world import TrainingWorld
+from ._model._check import load
+from ._scripted import TrainingWorld
 from ._training._region import Region
 
 # 2026-01-01T00:00:00Z, where virtual clocks begin.

@@ -14,13 +14,11 @@ from ..._server._http import CutError, Request, Response
 from ..._server._operations import operations
 from .._model import _check
 from .._model._refused import RefusedError, throttled
-from .._model._service import load
 from .._training._region import Region
 from . import _s3, _xml
 from ._account import Quotas, Registry
-from ._faults import REFUSALS, forbidden
+from ._faults import REFUSALS, Rates, forbidden
 from ._logs import CloudWatchLogs
-from ._rates import Rates
 from ._sagemaker import SageMaker
 
 Json = dict[str, Any]
@@ -182,7 +180,7 @@ class Api:
             with self._region.lock:
                 if not self._rates.admit(call.operation):
                     raise throttled()
-                _check.check(load(call.service), call.operation, call.body)
+                _check.check(_check.load(call.service), call.operation, call.body)
                 result = self._services[call.service][call.operation](call.body)
                 answer = Response(200, json.dumps(result).encode(), _KIND)
         if fault is not None and fault.kind == "ambiguous":

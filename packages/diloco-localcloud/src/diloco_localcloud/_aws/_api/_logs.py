@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .._model._refused import RefusedError, wrong_parameter
-from .._training._logs import GROUP, Stream
-from .._training._region import Region
+from .._training._region import GROUP, Region, Stream
 from ._paging import page
 
 Json = dict[str, Any]
@@ -41,26 +40,22 @@ class CloudWatchLogs:
         size, token = request.get("limit", 10000), request.get("nextToken")
         if token is None:
             forward = bool(request.get("startFromHead"))
-            place, waited = (0, "") if forward else (len(events), "")
+            begin = end = 0 if forward else len(events)
         else:
-            forward, place, waited = _read(token)
+            forward, begin = _read(token)
+            end = begin
         if forward:
-            begin, end = place, place + _fitting(events[place : place + size])
+            end += _fitting(events[begin : begin + size])
         else:
-            begin, end = place - _fitting(events[max(0, place - size) : place][::-1]), place
-        shown = events[begin:end]
-        if shown and self._region.habits.empty_log_pages and not waited:
-            # As AWS does: a page may be empty though more follows, which only its token shows.
-            begin, end = (place, place)
-            shown, waited = [], "-on"
-        else:
-            end, waited = begin + len(shown), ""
-        items = [{"timestamp": at, "message": line, "ingestionTime": at} for at, line in shown]
-        on_forward, on_backward = (waited, "") if forward else ("", waited)
+            begin -= _fitting(events[max(0, end - size) : end][::-1])
+        items = [
+            {"timestamp": at, "message": line, "ingestionTime": at}
+            for at, line in events[begin:end]
+        ]
         return {
             "events": items,
-            "nextForwardToken": f"f/{end}{on_forward}",
-            "nextBackwardToken": f"b/{begin}{on_backward}",
+            "nextForwardToken": f"f/{end}",
+            "nextBackwardToken": f"b/{begin}",
         }
 
     def _serve_delete_log_stream(self, request: Json) -> Json:
@@ -110,10 +105,9 @@ def _in_time(moment: int, request: Json) -> bool:
     return (since is None or moment >= since) and (until is None or moment < until)
 
 
-def _read(token: str) -> tuple[bool, int, str]:
-    """Return the direction (True: forward), the place, and the mark that an empty page was sent."""
-    way, _, rest = token.partition("/")
-    place, waited, _ = rest.partition("-")
+def _read(token: str) -> tuple[bool, int]:
+    """Return the direction (True: forward) and the place."""
+    way, _, place = token.partition("/")
     if way not in {"f", "b"} or not (place.isascii() and place.isdecimal() and len(place) < 16):
         raise wrong_parameter("The specified nextToken is invalid.")
-    return way == "f", int(place), waited
+    return way == "f", int(place)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..._server._timeline import Timeline
 from .._model._refused import RefusedError, invalid
 from ._job import ENDED, Job
-from ._logs import Logs
 
 Json = dict[str, Any]
 
 # The seconds that SageMaker gives a program between SIGTERM and SIGKILL.
 KILL_SECONDS = 120.0
 _DAY = 86400
+# The log group of all training jobs.
+GROUP = "/aws/sagemaker/TrainingJobs"
 # The only failure after which a RetryStrategy lets a job begin again.
 _INTERNAL = "InternalServerError"
 _REASON_BYTES = 1024
@@ -46,7 +48,6 @@ class TrainingHabits:
         refused_roles: ARNs that the caller may not pass.
         missing_images: images that ECR does not have, as ``repository:tag``.
         roles_without_rights: ARNs of roles that no policy allows anything.
-        empty_log_pages: GetLogEvents gives an empty page before each page that has events.
     """
 
     def __init__(self) -> None:
@@ -62,7 +63,34 @@ class TrainingHabits:
         self.refused_roles: set[str] = set()
         self.missing_images: set[str] = set()
         self.roles_without_rights: set[str] = set()
-        self.empty_log_pages = False
+
+
+@dataclass
+class Stream:
+    """One log stream.
+
+    Attributes:
+        created: when it was created, in milliseconds since the epoch.
+        events: (moment in milliseconds, message), oldest first.
+    """
+
+    created: int
+    events: list[tuple[int, str]] = field(default_factory=list)
+
+
+class Logs:
+    """The streams of the group by name; guarded by the region's lock."""
+
+    def __init__(self) -> None:
+        self.streams: dict[str, Stream] = {}
+        self.group_exists = False
+
+    def write(self, name: str, now: float, text: str) -> None:
+        """Add the lines of a text to a stream, which is made if need be: one event per line."""
+        self.group_exists = True
+        moment = int(now * 1000)
+        stream = self.streams.setdefault(name, Stream(moment))
+        stream.events += [(moment, line) for line in text.removesuffix("\n").split("\n")]
 
 
 class Machines(Protocol):
