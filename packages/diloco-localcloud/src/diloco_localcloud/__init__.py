@@ -17,11 +17,10 @@ from ._kubernetes._processes._pod import LocalPod, LocalPods
 from ._kubernetes._scripted._pod import ScriptedPod
 from ._kubernetes._scripted._world import World
 from ._kubernetes._scripted_stand_in import KubernetesStandIn
-from ._modal._hands._dict import ScriptedDict
+from ._modal._hands import ScriptedDict
 from ._modal._process_stand_in import ModalProcesses
-from ._modal._processes._world import LocalCall, LocalCalls
-from ._modal._scripted._call import ScriptedCall
-from ._modal._scripted._world import ModalWorld
+from ._modal._processes import LocalCall, LocalCalls
+from ._modal._scripted import ModalWorld, ScriptedCall
 from ._modal._stand_in import ModalStandIn
 from ._modal._workspace._habits import ModalHabits
 from ._server._errors import StandInError

@@ -8,8 +8,7 @@ from typing import Self
 
 from .._server._errors import StandInError
 from .._server._timeline import Timeline
-from ._processes._runner import Runner
-from ._processes._world import LocalCalls
+from ._processes import LocalCalls, Runner
 from ._service import ModalService
 from ._workspace._workspace import Workspace
 
@@ -68,7 +67,7 @@ class ModalProcesses(ModalService):
                 installed.
         """
         super().start()
-        from ._rpc._arguments import arguments
+        from ._rpc._handles import arguments
 
         self._runner.arguments = arguments
         self._runner.connect = self.environment

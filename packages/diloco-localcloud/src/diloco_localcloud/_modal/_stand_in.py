@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from .._server._timeline import Timeline
-from ._scripted._world import ModalWorld
+from ._scripted import ModalWorld
 from ._service import ModalService
 from ._workspace._workspace import Workspace
 

@@ -10,6 +10,7 @@ from modal_proto import api_pb2
 from .._workspace._call import Call, Life, Payload, Result, Status
 from .._workspace._refused import RefusedError, not_found
 from ._context import Context, Rpcs, wait
+from ._handles import definition
 
 # A heartbeat with no news is answered after this long; the container gives it up after 15 s.
 _HEARTBEAT_SECONDS = 10.0
@@ -130,17 +131,6 @@ class Containers(Rpcs):
         if call_and_life is None:
             raise not_found(f"Task with ID '{context.task_id}' not found")
         return call_and_life
-
-
-def definition(call: Call) -> Any:
-    """Return the message that defines the function of a call; None if no client deployed it.
-
-    If it has several definitions, the first choice is returned.
-    """
-    message = call.function.definition
-    if message is None:
-        return None
-    return min(message.ranked_functions, key=lambda each: each.rank).function
 
 
 def _read(sent: Any, form: int) -> Result:

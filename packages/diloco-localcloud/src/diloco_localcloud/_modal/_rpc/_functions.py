@@ -8,6 +8,7 @@ from typing import Any
 from modal_proto import api_pb2
 
 from .._workspace._app import Function
+from .._workspace._ids import new_id
 from .._workspace._refused import RefusedError, not_found
 from .._workspace._workspace import Workspace
 from ._context import Bell, Context, Rpcs
@@ -118,7 +119,7 @@ class Functions(Rpcs):
         app = self._workspace.app(request.app_id)
         function = self._workspace.create_function(app, data.function_name)
         function.definition = data
-        function.definition_id = self._workspace.ids.make("de")
+        function.definition_id = new_id("de")
         function.timeout = float(data.timeout_secs or chosen.timeout_secs or 300)
         function.gpu, function.gpu_count, function.cpu = "", 0, 0.0
         function.memory, function.memory_limit = 0, 0
@@ -178,9 +179,7 @@ class Functions(Rpcs):
                 raise not_found(f"Secret with ID '{secret_id}' not found")
 
     def _with_options(self, base: Function, options: Any) -> Function:
-        bound = replace(
-            base, function_id=self._workspace.ids.make("fu"), options=options, base=base
-        )
+        bound = replace(base, function_id=new_id("fu"), options=options, base=base)
         if options.HasField("timeout_secs"):
             bound.timeout = float(options.timeout_secs)
         _take_resources(bound, options.resources)

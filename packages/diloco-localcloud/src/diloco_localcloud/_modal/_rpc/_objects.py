@@ -8,6 +8,7 @@ from typing import Any
 
 from modal_proto import api_pb2
 
+from .._workspace._ids import new_id
 from .._workspace._refused import RefusedError, not_found
 from .._workspace._workspace import Secret, Workspace
 from ._context import Bell, Context, Rpcs
@@ -40,9 +41,6 @@ class Objects(Rpcs):
 
     def _serve_environment_get_or_create(self, request: Any, _: Context) -> Any:
         name = request.deployment_name
-        create = request.object_creation_type == api_pb2.OBJECT_CREATION_TYPE_CREATE_IF_MISSING
-        if create and name and name not in self._workspace.environments:
-            self._workspace.environments.append(name)
         if name and name not in self._workspace.environments:
             # Not NOT_FOUND as elsewhere: the server in the client's own tests answers in this way.
             raise RefusedError("INVALID_ARGUMENT", f"Environment '{name}' not found")
@@ -93,7 +91,7 @@ class Objects(Rpcs):
         return answer
 
     def _serve_image_get_or_create(self, _: Any, __: Context) -> Any:
-        answer = api_pb2.ImageGetOrCreateResponse(image_id=self._workspace.ids.make("im"))
+        answer = api_pb2.ImageGetOrCreateResponse(image_id=new_id("im"))
         answer.result.status = api_pb2.GenericResult.GENERIC_STATUS_SUCCESS
         answer.metadata.image_builder_version = _IMAGE_BUILDER
         return answer
@@ -101,7 +99,7 @@ class Objects(Rpcs):
     def _serve_mount_get_or_create(self, request: Any, _: Context) -> Any:
         # Mounts without files are those of the client's own libraries, which every image has
         # already.
-        mount_id = self._workspace.ids.make("mo")
+        mount_id = new_id("mo")
         files = [(file.filename, file.sha256_hex) for file in request.files]
         self._workspace.mounts[mount_id] = files
         answer = api_pb2.MountGetOrCreateResponse(mount_id=mount_id)
@@ -127,13 +125,13 @@ class Objects(Rpcs):
         if key not in self._volumes:
             if request.object_creation_type == api_pb2.OBJECT_CREATION_TYPE_UNSPECIFIED:
                 raise not_found(f"Volume '{key[1]}' not found in environment '{environment}'")
-            self._volumes[key] = self._workspace.ids.make("vo")
+            self._volumes[key] = new_id("vo")
         answer = api_pb2.VolumeGetOrCreateResponse(volume_id=self._volumes[key])
         answer.metadata.name = key[1]
         return answer
 
     def _serve_blob_create(self, _: Any, __: Context) -> Any:
-        blob_id = self._workspace.ids.make("bl")
+        blob_id = new_id("bl")
         answer = api_pb2.BlobCreateResponse(blob_id=blob_id, blob_ids=[blob_id])
         answer.upload_urls.items.append(self._blob_url(blob_id, "PUT"))
         return answer

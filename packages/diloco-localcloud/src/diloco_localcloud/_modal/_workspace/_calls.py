@@ -9,7 +9,7 @@ from ..._server._timeline import Timeline
 from ._app import App, Function
 from ._call import Call, Life, Payload, Result, Status
 from ._habits import ModalHabits
-from ._ids import Ids
+from ._ids import new_id
 from ._refused import not_found
 
 
@@ -39,12 +39,10 @@ class Calls:
         self,
         timeline: Timeline,
         habits: ModalHabits,
-        ids: Ids,
         changed: Callable[[], None],
     ) -> None:
         self._timeline = timeline
         self._habits = habits
-        self._ids = ids
         self._changed = changed
         self._calls: dict[str, Call] = {}
         self._answered: dict[str, Call] = {}
@@ -77,8 +75,8 @@ class Calls:
         if key and key in self._answered:
             return self._answered[key]
         call = Call(
-            self._ids.make("fc"),
-            self._ids.make("in"),
+            new_id("fc"),
+            new_id("in"),
             function,
             payload,
             self._timeline.now(),
@@ -105,7 +103,7 @@ class Calls:
         if call.result is not None or call.life is not None:
             return
         now = self._timeline.now()
-        life = Life(self._ids.make("ta"), now)
+        life = Life(new_id("ta"), now)
         call.lives.append(life)
         call.interrupt_seconds, call.last_words = None, None
         if self.program is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ._habits import ModalHabits
-from ._ids import Ids
+from ._ids import new_id
 from ._refused import RefusedError, not_found
 
 
@@ -41,10 +41,9 @@ class Dicts:
     as in Modal itself.
     """
 
-    def __init__(self, now: Callable[[], float], habits: ModalHabits, ids: Ids) -> None:
+    def __init__(self, now: Callable[[], float], habits: ModalHabits) -> None:
         self._now = now
         self._habits = habits
-        self._ids = ids
         self._dicts: dict[str, Dict] = {}
 
     def named(self, environment: str, name: str) -> Dict | None:
@@ -79,7 +78,7 @@ class Dicts:
         """
         if self.named(environment, name) is not None:
             raise RefusedError("ALREADY_EXISTS", f"Dict '{name}' already exists")
-        made = Dict(self._ids.make("di"), name, environment, self._now())
+        made = Dict(new_id("di"), name, environment, self._now())
         self._dicts[made.dict_id] = made
         return made
 

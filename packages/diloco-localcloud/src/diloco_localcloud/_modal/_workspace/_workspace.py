@@ -11,7 +11,7 @@ from ._app import App, Function
 from ._calls import Calls
 from ._dicts import Dicts
 from ._habits import ModalHabits
-from ._ids import Ids
+from ._ids import new_id
 from ._logs import Logs
 from ._refused import RefusedError, not_found
 
@@ -56,19 +56,18 @@ class Workspace:
         self.timeline = timeline
         self.name = name
         self.habits = ModalHabits()
-        self.ids = Ids()
         self.environments = [DEFAULT_ENVIRONMENT]
         self.apps: dict[str, App] = {}
         self.functions: dict[str, Function] = {}
         self.secrets: dict[str, Secret] = {}
-        self.dicts = Dicts(timeline.now, self.habits, self.ids)
+        self.dicts = Dicts(timeline.now, self.habits)
         self.logs = Logs()
         self.blobs: dict[str, bytes] = {}
         self.files: dict[str, bytes] = {}
         self.mounts: dict[str, list[tuple[str, str]]] = {}
         self.containers: dict[str, str] = {}
         self.listeners: list[Callable[[], None]] = []
-        self.calls = Calls(timeline, self.habits, self.ids, self.changed)
+        self.calls = Calls(timeline, self.habits, self.changed)
 
     def changed(self) -> None:
         """Wake every thread that waits for a change, and call the listeners."""
@@ -103,7 +102,7 @@ class Workspace:
 
     def create_app(self, environment: str, description: str, name: str = "") -> App:
         """Return a new app without functions."""
-        made = App(self.ids.make("ap"), description, environment, self.timeline.now(), name=name)
+        made = App(new_id("ap"), description, environment, self.timeline.now(), name=name)
         self.apps[made.app_id] = made
         return made
 
@@ -118,7 +117,7 @@ class Workspace:
     def create_function(self, app: App, name: str) -> Function:
         """Return the function of a name in an app, a new one if there is none."""
         if name not in app.functions:
-            made = Function(self.ids.make("fu"), app, name, definition_id=self.ids.make("de"))
+            made = Function(new_id("fu"), app, name, definition_id=new_id("de"))
             app.functions[name] = self.functions[made.function_id] = made
         return app.functions[name]
 
@@ -169,7 +168,7 @@ class Workspace:
         for secret in list(self.secrets.values()):
             if name and (secret.name, secret.environment) == (name, environment):
                 del self.secrets[secret.secret_id]
-        made = Secret(self.ids.make("st"), name, environment, dict(values), self.timeline.now())
+        made = Secret(new_id("st"), name, environment, dict(values), self.timeline.now())
         self.secrets[made.secret_id] = made
         return made
 
