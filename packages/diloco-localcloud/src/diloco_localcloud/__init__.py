@@ -10,8 +10,7 @@ from ._aws._stand_in import SageMakerStandIn
 from ._aws._training._region import TrainingHabits
 from ._kubernetes._api._access import Access
 from ._kubernetes._control._images import Images
-from ._kubernetes._control._node import Node
-from ._kubernetes._control._nodes import Nodes
+from ._kubernetes._control._nodes import Node, Nodes
 from ._kubernetes._process_stand_in import KubernetesProcesses
 from ._kubernetes._processes._pod import LocalPod, LocalPods
 from ._kubernetes._scripted._pod import ScriptedPod

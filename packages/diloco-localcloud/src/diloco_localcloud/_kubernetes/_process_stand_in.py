@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from .._server._errors import StandInError
 from .._server._timeline import Timeline
 from ._control._cluster import Cluster
-from ._control._node import Node
+from ._control._nodes import Node
 from ._pods import _scheduling
 from ._processes._kubelet import ProcessKubelet
 from ._processes._pod import LocalPods

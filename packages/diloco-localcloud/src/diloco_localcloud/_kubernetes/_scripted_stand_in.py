@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from .._server._errors import StandInError
 from .._server._timeline import Timeline
 from ._control._cluster import Cluster
-from ._control._node import Node
+from ._control._nodes import Node
 from ._objects._resources import KUEUE_VERSIONS
 from ._pods import _scheduling
 from ._scripted._world import World

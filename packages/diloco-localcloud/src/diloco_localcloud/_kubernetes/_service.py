@@ -16,10 +16,9 @@ from ._api._access import Access
 from ._api._api import Api
 from ._api._checks._names import LABEL_WORDS, is_label
 from ._control._cluster import Cluster
-from ._control._garbage import GarbageCollector
+from ._control._garbage import GarbageCollector, NamespaceController
 from ._control._images import Images
 from ._control._job_controller import JobController
-from ._control._namespaces import NamespaceController
 from ._control._nodes import Nodes
 from ._jobs._backoff import FIRST_SECONDS
 

@@ -138,24 +138,36 @@ def test_what_a_quota_counts_must_be_given(clients):
     assert "failed quota: small: must specify limits.memory for: main" in message
 
 
-def test_a_limit_range_fills_in_and_refuses(clients):
-    item = {"type": "Container", "default": {"cpu": "500m"}, "max": {"cpu": "1"}}
-    body = {"metadata": {"name": "limits"}, "spec": {"limits": [item]}}
+def test_a_limit_range_refuses(clients):
+    body = {
+        "metadata": {"name": "limits"},
+        "spec": {"limits": [{"type": "Container", "max": {"cpu": "1"}}]},
+    }
     clients.core.create_namespaced_limit_range(namespace="ns", body=body)
-    assert make(clients) == 1
-    pod = clients.world.pod("run", 0, "ns").json
-    assert pod["spec"]["containers"][0]["resources"] == {"limits": {"cpu": "500m"}}
+    assert make(clients) == 0
+    ((message, _),) = events(clients, "FailedCreate")
+    assert "maximum cpu usage per Container is 1.  No limit is specified" in message
+    main = {"name": "main", "image": "any:1", "resources": {"limits": {"cpu": "2"}}}
     body = {
         "metadata": {"name": "large"},
-        "spec": {
-            "restartPolicy": "Never",
-            "containers": [
-                {"name": "main", "image": "any:1", "resources": {"limits": {"cpu": "2"}}}
-            ],
-        },
+        "spec": {"restartPolicy": "Never", "containers": [main]},
     }
     with clients.refused(403, "Forbidden", "maximum cpu usage per Container is 1, but limit is 2"):
         clients.core.create_namespaced_pod(namespace="ns", body=body, dry_run="All")
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "Pod", "max": {"cpu": "1"}},
+        {"type": "Container", "default": {"cpu": "1"}},
+        {"type": "Container", "min": {"cpu": "1"}},
+    ],
+)
+def test_what_of_a_limit_range_is_not_served_is_named(clients, item):
+    body = {"metadata": {"name": "limits"}, "spec": {"limits": [item]}}
+    with clients.refused(422, "Invalid", r"spec.limits\[0\]: Forbidden: .* serves max alone"):
+        clients.core.create_namespaced_limit_range(namespace="ns", body=body)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from diloco_localcloud._kubernetes._api._checks import _jobs
 from diloco_localcloud._kubernetes._control._cluster import Cluster
 from diloco_localcloud._kubernetes._control._garbage import GarbageCollector
 from diloco_localcloud._kubernetes._control._job_controller import JobController
-from diloco_localcloud._kubernetes._control._node import Node
+from diloco_localcloud._kubernetes._control._nodes import Node
 from diloco_localcloud._kubernetes._objects._resources import JOBS, PODS
 from diloco_localcloud._kubernetes._pods import _states
 from diloco_localcloud._server._timeline import Timeline

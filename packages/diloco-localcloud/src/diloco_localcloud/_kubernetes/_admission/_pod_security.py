@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ._refused import RefusedError
+from .._objects._refusals import AdmissionError
 
 Json = dict[str, Any]
 
@@ -38,11 +38,11 @@ def check(wanted: str, spec: Json) -> None:
     """Refuse a pod that does not comply.
 
     Raises:
-        RefusedError: with everything that is wrong.
+        AdmissionError: with everything that is wrong.
     """
     words = problems(wanted, spec)
     if words:
-        raise RefusedError(words.replace("violate ", "violates ", 1))
+        raise AdmissionError(words.replace("violate ", "violates ", 1))
 
 
 def problems(wanted: str, spec: Json) -> str:

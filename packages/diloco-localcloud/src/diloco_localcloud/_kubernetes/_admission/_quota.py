@@ -6,9 +6,9 @@ from typing import Any
 
 from .._objects import _resources
 from .._objects._quantities import quantity
+from .._objects._refusals import AdmissionError
 from .._objects._store import Store
 from .._pods import _facts
-from ._refused import RefusedError
 
 Json = dict[str, Any]
 
@@ -22,7 +22,7 @@ def check(store: Store, pod: Json) -> None:
     """Refuse a pod for which a quota has no room.
 
     Raises:
-        RefusedError: names the quota, and the requested, used and allowed amounts.
+        AdmissionError: names the quota, and the requested, used and allowed amounts.
     """
     namespace = pod["metadata"]["namespace"]
     for quota in store.list(_resources.QUOTAS, namespace):
@@ -34,7 +34,7 @@ def check(store: Store, pod: Json) -> None:
         if missing:
             main = pod["spec"]["containers"][0]["name"]
             listed = "; ".join(f"{kind} for: {main}" for kind in missing)
-            raise RefusedError(f"failed quota: {name}: must specify {listed}")
+            raise AdmissionError(f"failed quota: {name}: must specify {listed}")
         over = [
             kind
             for kind in sorted(hard)
@@ -44,7 +44,7 @@ def check(store: Store, pod: Json) -> None:
             wanted = ",".join(f"{kind}={_text(kind, amounts[kind])}" for kind in over)
             taken = ",".join(f"{kind}={_text(kind, used.get(kind, 0.0))}" for kind in over)
             allowed = ",".join(f"{kind}={hard[kind]}" for kind in over)
-            raise RefusedError(
+            raise AdmissionError(
                 f"exceeded quota: {name}, requested: {wanted}, used: {taken}, limited: {allowed}"
             )
 

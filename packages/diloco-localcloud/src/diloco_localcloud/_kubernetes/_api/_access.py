@@ -71,15 +71,8 @@ class Access:
 
     def refusal(self, verb: str, route: Route) -> _refusals.ApiError:
         """Return the 403 for one call."""
-        resource = route.resource
         return _refusals.forbidden(
-            self.user,
-            verb,
-            resource.plural,
-            resource.group,
-            route.namespace,
-            route.name,
-            route.subresource,
+            self.user, verb, route.resource, route.namespace, route.name, route.subresource
         )
 
     def allows(

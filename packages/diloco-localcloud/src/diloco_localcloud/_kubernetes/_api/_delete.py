@@ -9,11 +9,12 @@ from ..._server._http import Request
 from .._control._cluster import Cluster
 from .._objects import _refusals, _resources
 from ._checks import _names, _shape
-from ._numbers import whole
+from ._query import whole
 from ._route import Route
 
 Json = dict[str, Any]
 
+_OPTIONS = _resources.Resource("", "DeleteOptions", "meta.k8s.io")
 _POLICIES = ["Background", "Foreground", "Orphan"]
 
 
@@ -45,7 +46,7 @@ def evict(cluster: Cluster, route: Route, body: Json) -> Json:
 def _delete(cluster: Cluster, route: Route, obj: Json, options: Json) -> Json:
     resource, meta = route.resource, obj["metadata"]
     namespace, name = meta.get("namespace", ""), meta["name"]
-    removed = _refusals.success(resource.plural, resource.group, name, meta["uid"])
+    removed = _refusals.success(resource, name, meta["uid"])
     if resource is _resources.JOBS:
         last = cluster.delete_job(namespace, name, options["propagationPolicy"])
         return removed if cluster.store.find(resource, namespace, name) is None else last
@@ -82,7 +83,7 @@ def _options(query: Mapping[str, str], body: Json) -> Json:
         words = "the stand-in serves propagationPolicy in its place"
         problems.append(_names.forbidden("orphanDependents", words))
     if problems:
-        raise _refusals.invalid("DeleteOptions", "meta.k8s.io", "", problems)
+        raise _refusals.invalid(_OPTIONS, "", problems)
     return {**options, "propagationPolicy": policy}
 
 
@@ -94,4 +95,4 @@ def _check_preconditions(route: Route, obj: Json, wanted: Json) -> None:
                 f"Precondition failed: {words} in precondition: {wanted[field]}, "
                 f"{words} in object meta: {meta[field]}"
             )
-            raise _refusals.conflict(resource.plural, resource.group, route.name, cause)
+            raise _refusals.conflict(resource, route.name, cause)

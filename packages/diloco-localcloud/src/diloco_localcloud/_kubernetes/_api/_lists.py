@@ -12,8 +12,7 @@ from .._control._cluster import Cluster
 from .._objects import _refusals
 from .._objects._resources import Resource
 from .._objects._store import Change, Store
-from . import _paging, _selectors, _tables
-from ._numbers import whole
+from . import _query, _tables
 from ._route import Route
 
 Json = dict[str, Any]
@@ -39,8 +38,8 @@ def one(request: Request, route: Route, obj: Json) -> Response:
 def listed(store: Store, request: Request, route: Route) -> Response:
     """Return the answer to a GET of a collection; under the lock."""
     items = chosen(store, request, route)
-    limit = whole(request.query, "limit") or 0
-    items, meta = _paging.page(items, limit, request.query.get("continue", ""), store.version)
+    limit = _query.whole(request.query, "limit") or 0
+    items, meta = _query.page(items, limit, request.query.get("continue", ""), store.version)
     if _tables.wanted(request):
         return as_json(200, _tables.table(route.resource, items, meta))
     return as_json(200, wrap(route.resource, items, meta))
@@ -67,8 +66,8 @@ def chosen(store: Store, request: Request, route: Route) -> list[Json]:
 
 
 def _test(request: Request, route: Route) -> Callable[[Json], bool]:
-    labels = _selectors.by_labels(request.query.get("labelSelector", ""))
-    fields = _selectors.by_fields(request.query.get("fieldSelector", ""), route.resource.kind)
+    labels = _query.by_labels(request.query.get("labelSelector", ""))
+    fields = _query.by_fields(request.query.get("fieldSelector", ""), route.resource.kind)
 
     def test(obj: Json) -> bool:
         inside = not route.namespace or obj["metadata"].get("namespace") == route.namespace
@@ -91,7 +90,7 @@ def watched(cluster: Cluster, request: Request, route: Route) -> Response:
             "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled"
         )
         problem = ("sendInitialEvents", "FieldValueForbidden", f"Forbidden: {words}")
-        raise _refusals.invalid("ListOptions", "meta.k8s.io", "", [problem])
+        raise _refusals.invalid(Resource("", "ListOptions", "meta.k8s.io"), "", [problem])
     if since in ("", "0"):
         initial = [_event("ADDED", obj) for obj in chosen(store, request, route)]
     elif not since.isascii() or not since.isdigit() or len(since) > 19:
@@ -101,7 +100,7 @@ def watched(cluster: Cluster, request: Request, route: Route) -> Response:
         oldest = store.changes[0].version if store.changes else store.version + 1
         if start < oldest - 1 and len(store.changes) == store.changes.maxlen:
             raise _refusals.gone(f"too old resource version: {start} ({oldest})")
-    seconds = whole(request.query, "timeoutSeconds") or WATCH_SECONDS
+    seconds = _query.whole(request.query, "timeoutSeconds") or WATCH_SECONDS
     table = _tables.wanted(request)
     return Response(
         200, _stream(cluster, route.resource, test, initial, start, seconds, table=table)

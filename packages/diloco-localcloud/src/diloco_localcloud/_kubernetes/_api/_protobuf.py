@@ -80,7 +80,7 @@ def decode(body: bytes) -> Json:
         envelope = _message(body[len(_MAGIC) :], _ENVELOPE)
         named = envelope.get("typeMeta", {})
         if named.get("kind") not in _KINDS:
-            raise _refusals.unsupported_media_type(MEDIA_TYPE, ["application/json"])
+            raise _refusals.unsupported_media_type(["application/json"])
         return {**named, **_message(envelope.get("raw", b""), _KINDS[named["kind"]])}
     except (IndexError, UnicodeDecodeError) as wrong:
         raise _refusals.bad_request(f"the protobuf object cannot be decoded: {wrong}") from None
@@ -105,7 +105,7 @@ def _message(data: bytes, fields: Fields) -> Json:
         if number in fields:
             _put(document, *fields[number], value)
         elif value:  # Go also sends empty fields
-            raise _refusals.unsupported_media_type(MEDIA_TYPE, ["application/json"])
+            raise _refusals.unsupported_media_type(["application/json"])
     return document
 
 

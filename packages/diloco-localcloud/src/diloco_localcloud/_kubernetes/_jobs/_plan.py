@@ -98,11 +98,11 @@ class _Look:
         waiting: set[str] = set()
         active = len(self.active)
         if end is not None:
-            self._delete(self.active)
+            self.plan.delete = self._ending(self.active)
             active = 0
         elif not self.deleted:
             active, waiting = self._manage(done, failed)
-            if len(done) >= self._completions() and active == 0:
+            if len(done) >= self.spec["completions"] and active == 0:
                 end = _end.complete()
         self._suspended(end)
         self._track(end, done, failed, waiting)
@@ -110,9 +110,6 @@ class _Look:
         self.plan.status = self.status
         self._announce(end)
         return self.plan
-
-    def _completions(self) -> int:
-        return int(self.spec.get("completions", 1))  # without a number, any success completes it
 
     def _uncounted(self) -> list[Json]:
         return [pod for pod in self.pods if _facts.tracked(pod)]
@@ -178,14 +175,12 @@ class _Look:
             How many are active now, and the uids of failed ones whose replacement must wait.
         """
         if self.spec.get("suspend"):
-            self._drop(self.active)
+            self.plan.drop = self._ending(self.active)
             return 0, set()
-        want = max(0, min(self.spec["parallelism"], self._completions() - len(done)))
-        if "completions" not in self.spec:
-            want = len(self.active) if done else self.spec["parallelism"]
+        want = max(0, min(self.spec["parallelism"], self.spec["completions"] - len(done)))
         surplus = self._surplus(len(self.active) - want)
         if surplus:
-            self._drop(surplus)
+            self.plan.drop = self._ending(surplus)
             return len(self.active) - len(surplus), set()
         room = want - len(self.active)
         if self.spec.get("podReplacementPolicy") == "Failed":
@@ -271,36 +266,21 @@ class _Look:
                 if _facts.deleting(pod) and not _facts.ended(pod)
             }
         return list(
-            islice((index for index in range(self._completions()) if index not in taken), most)
+            islice((index for index in range(self.spec["completions"]) if index not in taken), most)
         )
 
-    def _surplus(self, at_least: int) -> list[Json]:
-        """Return the active pods to end: those with a wrong index, then as many as are too many.
+    def _surplus(self, too_many: int) -> list[Json]:
+        """Return the active pods to end: unready ones first, then those of the last indexes."""
+        ordered = sorted(
+            self.active, key=lambda pod: (_facts.is_ready(pod), -(_facts.index_of(pod) or 0))
+        )
+        return ordered[: max(0, too_many)]
 
-        An index is wrong if it is out of range or taken twice. Of the others, unready ones come
-        first.
-        """
-        kept: dict[int | None, Json] = {}
-        surplus = []
-        for pod in self.active if self.indexed else []:
-            index = _facts.index_of(pod)
-            if index is None or index >= self.spec["completions"] or index in kept:
-                surplus.append(pod)
-            else:
-                kept[index] = pod
-        rest = [pod for pod in self.active if pod not in surplus]
-        rest.sort(key=lambda pod: (_facts.is_ready(pod), -(_facts.index_of(pod) or 0)))
-        return surplus + rest[: max(0, at_least - len(surplus))]
-
-    def _delete(self, pods: list[Json]) -> None:
-        self.plan.delete = pods
+    def _ending(self, pods: list[Json]) -> list[Json]:
+        """Return active pods that are deleted now, and count them as such."""
         self.terminating += len(pods)
         self.ready -= sum(map(_facts.is_ready, pods))
-
-    def _drop(self, pods: list[Json]) -> None:
-        self.plan.drop = pods
-        self.terminating += len(pods)
-        self.ready -= sum(map(_facts.is_ready, pods))
+        return pods
 
     def _suspended(self, end: Json | None) -> None:
         if end is not None or self.deleted:

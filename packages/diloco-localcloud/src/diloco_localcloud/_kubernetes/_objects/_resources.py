@@ -24,6 +24,11 @@ class Resource:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
+    def qualified(self) -> str:
+        """Return ``jobs.batch``, or ``pods`` in the core group."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    @property
     def singular(self) -> str:
         """Return the kind in lower case."""
         return self.kind.lower()

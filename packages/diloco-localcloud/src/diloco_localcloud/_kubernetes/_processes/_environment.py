@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from .._control._content import ConfigError, content
 from .._objects import _resources
 from .._objects._store import Store
-from ._expand import expand
 
 Json = dict[str, Any]
+
+_PATTERN = re.compile(r"\$(\$|\(([^)]*)\))")
 
 
 def resolve(store: Store, pod: Json, container: Json, base: Mapping[str, str]) -> dict[str, str]:
@@ -98,3 +100,14 @@ def field(pod: Json, path: str) -> str:
     if path not in fields:
         raise ConfigError(f"failed to prepare the environment: unsupported fieldPath: {path}")
     return str(fields[path])
+
+
+def expand(text: str, known: Mapping[str, str]) -> str:
+    """Replace ``$(NAME)`` by its value, or leave it if there is none; ``$$`` becomes ``$``."""
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] == "$":
+            return "$"
+        return known.get(match[2], match[0])
+
+    return _PATTERN.sub(value, text)

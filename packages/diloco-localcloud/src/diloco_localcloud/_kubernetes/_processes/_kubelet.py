@@ -12,7 +12,6 @@ from .._control._cluster import Cluster
 from .._control._content import ConfigError, MountError
 from .._control._delays import Delay
 from .._control._images import Images
-from .._control._memory_log import MemoryLog
 from .._control._runtime import Log
 from .._control._scheduler import Scheduler
 from .._pods import _facts, _states
@@ -90,7 +89,7 @@ class ProcessKubelet:
         sandbox = self._pods.get(pod["metadata"]["uid"])
         log = sandbox.logs.get(container) if sandbox else None
         if log is None:
-            log = MemoryLog()
+            log = Log()
             log.ended = True
         return log
 
@@ -206,7 +205,7 @@ class ProcessKubelet:
             refused = {"event": "refused", "message": "no command specified"}
             self.cluster.timeline.after(0.0, lambda: told(refused))
 
-    def _write(self, log: MemoryLog, text: bytes) -> None:
+    def _write(self, log: Log, text: bytes) -> None:
         with self.cluster.changed:
             log.write(self.cluster.timeline.now(), text)
 

@@ -11,12 +11,10 @@ from typing import Any
 from ..._server._container import Command, Container
 from ..._server._files import open_regular
 from ..._server._output import read_lines
-from .._control._memory_log import MemoryLog
-from .._control._runtime import ENTRY_BYTES
+from .._control._runtime import ENTRY_BYTES, Log
 from .._objects._quantities import quantity
 from .._objects._store import Store
 from . import _environment, _volumes
-from ._expand import expand
 
 Json = dict[str, Any]
 
@@ -50,7 +48,7 @@ class Sandbox:
     ) -> None:
         self.containers: dict[str, Container] = {}
         self.beside: dict[str, set[Container]] = {}
-        self.logs: dict[str, MemoryLog] = {}
+        self.logs: dict[str, Log] = {}
         self.telling = 0
         self._inside: dict[str, Inside] = {}
         self._store = store
@@ -62,7 +60,7 @@ class Sandbox:
         pod: Json,
         container: Json,
         tell: Callable[[Json], None],
-        write: Callable[[MemoryLog, bytes], None],
+        write: Callable[[Log, bytes], None],
     ) -> bool:
         """Start a container; return False, without a report, if it has no command.
 
@@ -86,7 +84,7 @@ class Sandbox:
             for key, value in env.items()
         }
         words = [*(container.get("command") or []), *(container.get("args") or [])]
-        argv = [_volumes.rewrite(expand(word, env), known) for word in words]
+        argv = [_volumes.rewrite(_environment.expand(word, env), known) for word in words]
         cwd = (
             Path(_volumes.rewrite(container["workingDir"], known))
             if container.get("workingDir")
@@ -94,7 +92,7 @@ class Sandbox:
         )
         self._inside[name] = Inside(env, cwd, known)
         limit = ((container.get("resources") or {}).get("limits") or {}).get("memory")
-        log = self.logs[name] = MemoryLog()
+        log = self.logs[name] = Log()
         if not argv:
             return False
         memory = int(quantity(limit)) if limit else None

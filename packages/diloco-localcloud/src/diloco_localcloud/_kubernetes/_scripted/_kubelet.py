@@ -11,7 +11,7 @@ from .._control import _content
 from .._control._cluster import Cluster
 from .._control._delays import Delay
 from .._control._images import PULL_REASONS, Images
-from .._control._memory_log import MemoryLog
+from .._control._runtime import Log
 from .._control._scheduler import Scheduler
 from .._objects import _refusals
 from .._objects._resources import PODS
@@ -57,7 +57,7 @@ class Script:
     term_code: int | None = None
     ignores_term: bool = False
     stuck: bool = False  # its node is lost
-    logs: dict[str, MemoryLog] = field(default_factory=dict)
+    logs: dict[str, Log] = field(default_factory=dict)
 
 
 class ScriptedKubelet:
@@ -92,9 +92,9 @@ class ScriptedKubelet:
         """Return the instructions for a pod."""
         return self._scripts.setdefault(pod["metadata"]["uid"], Script())
 
-    def log_of(self, pod: Json, container: str) -> MemoryLog:
+    def log_of(self, pod: Json, container: str) -> Log:
         """Return the log of a container; under the lock."""
-        return self.script(pod).logs.setdefault(container, MemoryLog())
+        return self.script(pod).logs.setdefault(container, Log())
 
     def end(self, pod: Json, code: int, **why: Any) -> None:
         """End all its containers now; the phase follows."""

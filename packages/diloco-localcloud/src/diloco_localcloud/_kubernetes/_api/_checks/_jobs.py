@@ -7,18 +7,23 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..._objects import _refusals
+from ..._objects._resources import JOBS
 from . import _names, _pods
 from ._names import Cause, forbidden, invalid, not_supported, required
 
 Json = dict[str, Any]
 
 NO_LIMIT = 2147483647
-_IMMUTABLE = ("selector", "completionMode", "podFailurePolicy", "backoffLimitPerIndex")
+# A cluster lets completions change together with parallelism, and a part of the template while the
+# Job is suspended and has never started.
+_IMMUTABLE = (
+    *("completions", "completionMode", "selector", "template"),
+    *("podFailurePolicy", "backoffLimitPerIndex"),
+)
 _NUMBERS = (
     *("parallelism", "completions", "backoffLimit", "backoffLimitPerIndex", "maxFailedIndexes"),
     *("activeDeadlineSeconds", "ttlSecondsAfterFinished"),
 )
-_ACTIONS = ["Count", "FailIndex", "FailJob", "Ignore"]
 _UNSERVED = ("managedBy", "manualSelector", "successPolicy")
 
 
@@ -38,7 +43,7 @@ def new(job: Json) -> Json:
                 invalid(f"spec.template.metadata.labels[{key}]", labels[key], f"must be '{value}'")
             )
     if problems:
-        raise _refusals.invalid("Job", "batch", job["metadata"].get("name", ""), problems)
+        raise _refusals.invalid(JOBS, job["metadata"].get("name", ""), problems)
     meta = {**(job["spec"]["template"].get("metadata") or {}), "labels": {**labels, **generated}}
     job["spec"]["template"] = {**job["spec"]["template"], "metadata": meta}
     job["spec"]["selector"] = {
@@ -55,26 +60,14 @@ def changed(old: Json, job: Json) -> Json:
         ApiError: 422.
     """
     job = {**job, "spec": _with_defaults(job.get("spec") or {})}
-    before, after = old["spec"], job["spec"]
     problems = [*_causes(job)]
-    if before.get("completions") != after.get("completions"):
-        together = [spec.get("completions") == spec.get("parallelism") for spec in (before, after)]
-        if before.get("completionMode") != "Indexed" or not together[0]:
-            words = "field is immutable"
-        else:
-            words = "" if together[1] else "can only be modified in tandem with spec.parallelism"
-        if words:
-            problems.append(invalid("spec.completions", after.get("completions"), words))
     problems += [
-        invalid(f"spec.{field}", after.get(field), "field is immutable")
+        forbidden(f"spec.{field}", "field is immutable: the stand-in does not change it")
         for field in _IMMUTABLE
-        if before.get(field) != after.get(field)
+        if old["spec"].get(field) != job["spec"].get(field)
     ]
-    if before["template"] != after["template"]:
-        # A cluster lets a part of it change while the Job is suspended and has never started.
-        problems.append(forbidden("spec.template", "the stand-in does not change it"))
     if problems:
-        raise _refusals.invalid("Job", "batch", job["metadata"]["name"], problems)
+        raise _refusals.invalid(JOBS, job["metadata"]["name"], problems)
     return job
 
 
@@ -110,7 +103,6 @@ def _generated_labels(job: Json) -> dict[str, str]:
 
 def _causes(job: Json) -> Iterator[Cause]:
     spec, name = job["spec"], job["metadata"].get("name", "")
-    yield from _names.metadata(job["metadata"])
     for field in _NUMBERS:
         value = spec.get(field, 0)
         if value < 0:
@@ -129,19 +121,16 @@ def _causes(job: Json) -> Iterator[Cause]:
 def _indexed(spec: Json, name: str) -> Iterator[Cause]:
     mode, limit = spec["completionMode"], spec.get("backoffLimitPerIndex")
     completions, most = spec.get("completions"), spec.get("maxFailedIndexes")
-    if mode == "NonIndexed":
-        if limit is not None:
-            yield invalid("spec.backoffLimitPerIndex", limit, "requires indexed completion mode")
-        return
-    if mode != "Indexed":
+    if mode not in ("NonIndexed", "Indexed"):
         yield not_supported("spec.completionMode", mode, ["NonIndexed", "Indexed"])
-        return
+    if mode != "Indexed" and limit is not None:
+        yield invalid("spec.backoffLimitPerIndex", limit, "requires indexed completion mode")
     if completions is None:
-        yield required("spec.completions", "when completion mode is Indexed")
-    elif name and completions > 0 and not _names.is_label(host := f"{name}-{completions - 1}"):
-        words = f"will not able to create pod with invalid DNS label: {host}"
+        yield required("spec.completions", "when completion mode is Indexed, or for the stand-in")
+    elif mode == "Indexed" and completions and not _names.is_label(f"{name}-{completions - 1}"):
+        words = f"will not able to create pod with invalid DNS label: {name}-{completions - 1}"
         yield invalid("metadata.name", name, words)
-    if spec["parallelism"] > 100_000:
+    if mode == "Indexed" and spec["parallelism"] > 100_000:
         words = "must be less than or equal to 100000 when completion mode is Indexed"
         yield invalid("spec.parallelism", spec["parallelism"], words)
     if most is not None and limit is None:
@@ -156,16 +145,19 @@ def _policies(spec: Json) -> Iterator[Cause]:
     if replacement not in allowed:
         yield not_supported("spec.podReplacementPolicy", replacement, allowed)
     names = {container.get("name") for container in spec["template"]["spec"].get("containers", [])}
+    actions = {"Count", "FailJob", "Ignore"}
+    if spec.get("backoffLimitPerIndex") is not None:
+        actions.add("FailIndex")
     for place, rule in enumerate((policy or {}).get("rules") or []):
-        where, action = f"spec.podFailurePolicy.rules[{place}]", rule.get("action", "")
-        if action not in _ACTIONS:
-            yield not_supported(f"{where}.action", action, _ACTIONS)
-        elif action == "FailIndex" and spec.get("backoffLimitPerIndex") is None:
-            yield invalid(f"{where}.action", action, "requires the backoffLimitPerIndex to be set")
-        codes = rule.get("onExitCodes")
-        if bool(codes) == bool(rule.get("onPodConditions")):
-            words = "specifying one of OnExitCodes and OnPodConditions is required"
-            yield where, "FieldValueInvalid", f"Invalid value: {words}"
-        elif codes and codes.get("containerName") not in (None, *names):
-            words = "must be one of the container or initContainer names in the pod template"
-            yield invalid(f"{where}.onExitCodes.containerName", codes["containerName"], words)
+        codes = rule.get("onExitCodes") or {}
+        if (
+            rule.get("action") not in actions
+            or bool(codes) == bool(rule.get("onPodConditions"))
+            or codes.get("containerName") not in (None, *names)
+        ):
+            words = (
+                f"needs an action of {', '.join(sorted(actions))} (FailIndex with "
+                "backoffLimitPerIndex alone), and either onExitCodes, of a container of the "
+                "template if one is named, or onPodConditions"
+            )
+            yield invalid(f"spec.podFailurePolicy.rules[{place}]", rule, words)

@@ -110,6 +110,14 @@ def data_keys(obj: Mapping[str, Any]) -> Iterator[Cause]:
                 yield invalid(field, key, "must not start with '..'")
 
 
+def limits(obj: Mapping[str, Any]) -> Iterator[Cause]:
+    """Yield what the stand-in does not serve of a LimitRange."""
+    for place, item in enumerate(obj["spec"].get("limits") or []):
+        if item.get("type") != "Container" or item.keys() - {"type", "max"}:
+            words = "the stand-in serves max alone, of the type Container"
+            yield forbidden(f"spec.limits[{place}]", words)
+
+
 def labels(pairs: Mapping[str, str], field: str) -> Iterator[Cause]:
     """Yield what is wrong with a set of labels."""
     yield from keys(pairs, field)

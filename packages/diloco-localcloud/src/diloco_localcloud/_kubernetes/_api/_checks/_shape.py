@@ -123,6 +123,10 @@ _KINDS: dict[str, Any] = {
         orphanDependents="bool",
         dryRun=["string"],
     ),
+    "LimitRange": {
+        "metadata": _META,
+        "spec": {"limits": [{"type": "string", "max": ("map", "quantity")}]},
+    },
     "Workload": {"metadata": _META, "spec": {"active": "bool"}},
     "ResourceQuota": {
         "metadata": _META,
