@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._server._clock import Clock
+from .._server._timeline import Clock
 from ._training._job import Job
-from ._training._region import KILL_SECONDS, Region, TrainingHabits
+from ._training._region import KILL_SECONDS, NO_CAPACITY, Region, TrainingHabits
 
 Json = dict[str, Any]
 
@@ -79,7 +79,7 @@ class ScriptedTrainingJob:
     def capacity_error(self) -> None:
         """Fail the job because there are no instances for it."""
         with self._region.lock:
-            self._region.lack_capacity(self._job)
+            self._region.finish(self._job, NO_CAPACITY)
 
     def interrupt(self) -> None:
         """Take its spot instances away; ``start``, or ``world.auto_start``, makes it run again.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import os
 import secrets
 from pathlib import Path
 from typing import Any
@@ -9,9 +12,9 @@ from typing import Any
 from .._server import _tls
 from .._server._errors import StandInError
 from .._server._faults import Calls, Faults
+from .._server._files import replace
 from .._server._http import Server
 from .._server._service import Service
-from ._api import _kubeconfig
 from ._api._access import Access
 from ._api._api import Api
 from ._api._checks._names import LABEL_WORDS, is_label
@@ -91,7 +94,17 @@ class KubernetesService(Service):
         Raises:
             StandInError: it cannot be written, or the stand-in is not started.
         """
-        return _kubeconfig.write(path, self.kubeconfig_dict())
+        target, content = Path(path), self.kubeconfig_dict()
+        try:
+            # Not in place: a process that has an existing file open would read the token. A link
+            # stays a link. It is JSON, which is YAML.
+            replace(Path(os.path.realpath(target)), (json.dumps(content, indent=2) + "\n").encode())
+        except OSError as wrong:
+            raise StandInError(
+                f"the kubeconfig cannot be written to {target}: {wrong.strerror}; choose another "
+                "path"
+            ) from None
+        return target
 
     def kubeconfig_dict(self) -> Json:
         """Return the kubeconfig as an object.
@@ -101,4 +114,17 @@ class KubernetesService(Service):
         Raises:
             StandInError: it is not started.
         """
-        return _kubeconfig.config(self.url, self._token, self._authority, self._namespace)
+        cluster = {"server": self.url}
+        if self._authority is not None:
+            trusted = base64.b64encode(self._authority.encode()).decode()
+            cluster["certificate-authority-data"] = trusted
+        name = "diloco-stand-in"
+        context = {"cluster": name, "user": name, "namespace": self._namespace}
+        return {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": name, "cluster": cluster}],
+            "users": [{"name": name, "user": {"token": self._token}}],
+            "contexts": [{"name": name, "context": context}],
+            "current-context": name,
+        }

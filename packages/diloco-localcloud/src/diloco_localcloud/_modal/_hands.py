@@ -10,6 +10,8 @@ from ._workspace._call import PICKLE, Call
 from ._workspace._habits import ModalHabits
 from ._workspace._workspace import Workspace
 
+_OPTIONS = "timeout gpu gpu_count cpu memory memory_limit cloud max_containers"
+
 
 class HeldCall:
     """A call, scripted or run by a process. Thread-safe."""
@@ -43,20 +45,10 @@ class HeldCall:
         ``secrets`` (names). An option that was not asked for is 0 or empty.
         """
         with self._workspace.lock:
-            function = self._call.function
-            secrets = self._workspace.secrets
-            return {
-                "timeout": function.timeout,
-                "gpu": function.gpu,
-                "gpu_count": function.gpu_count,
-                "cpu": function.cpu,
-                "memory": function.memory,
-                "memory_limit": function.memory_limit,
-                "regions": list(function.regions),
-                "cloud": function.cloud,
-                "max_containers": function.max_containers,
-                "secrets": [secrets[key].name for key in function.secret_ids if key in secrets],
-            }
+            function, secrets = self._call.function, self._workspace.secrets
+            options = {name: getattr(function, name) for name in _OPTIONS.split()}
+            names = [secrets[key].name for key in function.secret_ids if key in secrets]
+            return {**options, "regions": list(function.regions), "secrets": names}
 
     @property
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .._server._clock import Clock
+from .._server._timeline import Clock
 from ._hands import HeldCall, HeldWorkspace
 from ._workspace._call import Call, Payload, Result, Status
 from ._workspace._ids import new_id

@@ -12,8 +12,7 @@ from typing import Protocol, Self
 
 from ._container import image_environment
 from ._errors import StandInError
-from ._ticker import Ticker
-from ._timeline import Timeline
+from ._timeline import Ticker, Timeline
 
 
 class Listening(Protocol):

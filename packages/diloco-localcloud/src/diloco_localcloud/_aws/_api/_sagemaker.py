@@ -84,8 +84,7 @@ class SageMaker:
         for job in self._region.lives:
             description = job.at(moment)
             if description is not None:
-                named = [{"Key": key, "Value": value} for key, value in job.tags.items()]
-                descriptions.append({**description, "Tags": named} if tags else description)
+                descriptions.append({**description, **({"Tags": _tags(job)} if tags else {})})
         return descriptions
 
     def _serve_add_tags(self, request: Json) -> Json:

@@ -21,7 +21,7 @@ GROUP = "/aws/sagemaker/TrainingJobs"
 # The only failure after which a RetryStrategy lets a job begin again.
 _INTERNAL = "InternalServerError"
 _REASON_BYTES = 1024
-_NO_CAPACITY = (
+NO_CAPACITY = (
     "CapacityError: Unable to provision requested ML compute capacity. "
     "Please retry using a different ML instance type."
 )
@@ -205,10 +205,6 @@ class Region:
         else:
             self._end(job, failure)
 
-    def lack_capacity(self, job: Job) -> None:
-        """Fail the job because there are no instances for it."""
-        self.finish(job, _NO_CAPACITY)
-
     def interrupt(self, job: Job) -> None:
         """Take the job's spot instances away; it starts again when there are others."""
         if not job.spot:
@@ -276,7 +272,7 @@ class Region:
         habits = self.habits
         if job.instance in habits.no_capacity:
             if not job.spot:
-                self._unless_moved(1.0, job, lambda: self.lack_capacity(job))
+                self._unless_moved(1.0, job, lambda: self.finish(job, NO_CAPACITY))
         elif habits.auto_start is not None:
             self._unless_moved(habits.auto_start, job, lambda: self.start(job))
 

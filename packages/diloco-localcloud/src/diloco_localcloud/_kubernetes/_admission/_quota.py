@@ -57,9 +57,7 @@ def refresh(store: Store, namespace: str) -> None:
         used = {kind: _text(kind, total.get(kind, 0.0)) for kind in hard}
         status = {"hard": hard, "used": used}
         if quota.get("status") != status:
-            store.replace(
-                _resources.QUOTAS, {**quota, "metadata": dict(quota["metadata"]), "status": status}
-            )
+            store.replace(_resources.QUOTAS, {**quota, "status": status})
 
 
 def _counts(quota: Json, pod: Json) -> bool:

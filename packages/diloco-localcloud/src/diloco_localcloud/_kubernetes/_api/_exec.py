@@ -206,11 +206,10 @@ def _status(event: Json, command: list[str]) -> Json:
         ).body
     if not event["code"]:
         return {"metadata": {}, "status": "Success"}
-    return {
-        "metadata": {},
-        "status": "Failure",
-        "reason": "NonZeroExitCode",
-        "message": "command terminated with non-zero exit code: error executing command "
-        f"[{' '.join(command)}], exit code {event['code']}",
-        "details": {"causes": [{"reason": "ExitCode", "message": str(event["code"])}]},
-    }
+    message = (
+        "command terminated with non-zero exit code: error executing command "
+        f"[{' '.join(command)}], exit code {event['code']}"
+    )
+    causes = [{"reason": "ExitCode", "message": str(event["code"])}]
+    failure = {"metadata": {}, "status": "Failure", "reason": "NonZeroExitCode"}
+    return {**failure, "message": message, "details": {"causes": causes}}

@@ -28,33 +28,21 @@ class Recorder:
         key = (meta["uid"], reason, message)
         old = self._store.find(_resources.EVENTS, namespace, self._known.get(key, ""))
         if old is not None:
-            self._store.replace(
-                _resources.EVENTS,
-                {
-                    **old,
-                    "count": old["count"] + 1,
-                    "lastTimestamp": now,
-                    "metadata": dict(old["metadata"]),
-                },
-            )
+            more = {"count": old["count"] + 1, "lastTimestamp": now}
+            self._store.replace(_resources.EVENTS, {**old, **more})
             return
         name = f"{meta['name']}.{self._store.uid().replace('-', '')[:16]}"
         self._known[key] = name
+        parts = ("namespace", "name", "uid", "resourceVersion")
+        involved = {part: meta.get(part, "") for part in parts}
+        involved |= {part: about[part] for part in ("kind", "apiVersion")}
         event = {
             "metadata": {"name": name, "namespace": namespace},
-            "involvedObject": {
-                "kind": about["kind"],
-                "namespace": meta.get("namespace", ""),
-                "name": meta["name"],
-                "uid": meta["uid"],
-                "apiVersion": about["apiVersion"],
-                "resourceVersion": meta.get("resourceVersion", ""),
-            },
+            "involvedObject": involved,
             "reason": reason,
             "message": message,
             "source": {"component": source},
-            "firstTimestamp": now,
-            "lastTimestamp": now,
+            **dict.fromkeys(("firstTimestamp", "lastTimestamp"), now),
             "count": 1,
             "type": "Warning" if warning else "Normal",
             "eventTime": None,

@@ -93,7 +93,7 @@ class GarbageCollector:
             meta = pod["metadata"]
             self._cluster.release(pod)
             # A pod that was already being deleted, and that no other finalizer held, is gone now.
-            if self._cluster.pod(meta["namespace"], meta["name"], meta["uid"]) is not None:
+            if self._cluster.pod(meta) is not None:
                 self._cluster.delete_pod(meta["namespace"], meta["name"])
 
     def _finish_delete(self, uid: str, namespace: str, name: str) -> None:
@@ -106,7 +106,7 @@ class GarbageCollector:
     def _orphan(self, namespace: str, name: str, uid: str) -> None:
         for pod in self._owned_pods(uid):
             self._cluster.release(pod)
-            stored = self._cluster.pod(namespace, pod["metadata"]["name"], pod["metadata"]["uid"])
+            stored = self._cluster.pod(pod["metadata"])
             if stored is not None:
                 meta = {
                     key: value

@@ -75,7 +75,7 @@ class Images:
         self._cluster.timeline.after(wait, lambda: self.pull(meta, pulled, wait))
 
     def _waiting(self, meta: Json) -> Json | None:
-        pod = self._cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+        pod = self._cluster.pod(meta)
         if pod is None or _facts.phase(pod) != "Pending" or _facts.deleting(pod):
             return None
         return None if self._cluster.out_of_reach(pod) else pod

@@ -158,9 +158,7 @@ class JobController:
     def _write(self, key: Key, uid: str, status: Json) -> None:
         job = self._cluster.store.find(JOBS, *key)
         if job is not None and job["metadata"]["uid"] == uid:
-            self._cluster.store.replace(
-                JOBS, {**job, "metadata": dict(job["metadata"]), "status": status}
-            )
+            self._cluster.store.replace(JOBS, {**job, "status": status})
 
     def _say(self, job: Json, reason: str, message: str, *, warning: bool = False) -> None:
         self._cluster.events.say(job, reason, message, source=SOURCE, warning=warning)

@@ -71,41 +71,30 @@ class Node:
         """Return the node, ready, as an object of the API."""
         has = {**RESOURCES, **self.resources}
         taints = [_taint(text) for text in self.taints]
+        own = {"kubernetes.io/hostname": self.name, "kubernetes.io/os": "linux"}
+        addresses = {"InternalIP": "127.0.0.1", "Hostname": self.name}
         return {
-            "metadata": {
-                "name": self.name,
-                "labels": {
-                    "kubernetes.io/hostname": self.name,
-                    "kubernetes.io/os": "linux",
-                    **self.labels,
-                },
-            },
+            "metadata": {"name": self.name, "labels": {**own, **self.labels}},
             "spec": {"taints": taints} if taints else {},
             "status": {
                 "capacity": has,
                 "allocatable": has,
                 "conditions": [READY],
-                "addresses": [
-                    {"type": "InternalIP", "address": "127.0.0.1"},
-                    {"type": "Hostname", "address": self.name},
-                ],
-                # All fields: Python clients cannot read a node that lacks one.
-                "nodeInfo": {
-                    "kubeletVersion": "v1.34.0-diloco",
-                    "kubeProxyVersion": "",
-                    "containerRuntimeVersion": "containerd://stand-in",
-                    "operatingSystem": "linux",
-                    "osImage": "Linux",
-                    "kernelVersion": "",
-                    "architecture": "amd64",
-                    "machineID": "",
-                    "systemUUID": "",
-                    "bootID": "",
-                },
+                "addresses": [{"type": kind, "address": at} for kind, at in addresses.items()],
+                "nodeInfo": INFO,
             },
         }
 
 
+# All fields: Python clients cannot read a node that lacks one.
+INFO = {
+    **dict.fromkeys(("kubeProxyVersion", "kernelVersion", "machineID", "systemUUID", "bootID"), ""),
+    "kubeletVersion": "v1.34.0-diloco",
+    "containerRuntimeVersion": "containerd://stand-in",
+    "operatingSystem": "linux",
+    "osImage": "Linux",
+    "architecture": "amd64",
+}
 READY = {
     "type": "Ready",
     "status": "True",
@@ -187,7 +176,9 @@ class Nodes:
             self._put(node, READY, {**spec, **({"taints": taints} if taints else {})})
             for pod in self._pods(name):
                 if not _facts.condition(pod, "Ready").get("reason") and _facts.runs(pod):
-                    self._cluster.put_pod(_states.reachable(pod, self._cluster.timeline.stamp()))
+                    self._cluster.put_pod(
+                        _states.answering(pod, self._cluster.timeline.stamp(), yes=True)
+                    )
             self._cluster.node_found(name)
 
     def remove(self, name: str) -> None:
@@ -216,7 +207,7 @@ class Nodes:
         others = [item for item in node["status"].get("conditions", []) if item["type"] != "Ready"]
         ready = {**ready, "lastTransitionTime": self._cluster.timeline.stamp()}
         status = {**node["status"], "conditions": [*others, ready]}
-        new = {**node, "metadata": dict(node["metadata"]), "spec": spec, "status": status}
+        new = {**node, "spec": spec, "status": status}
         self._cluster.store.replace(NODES, new)
 
     def _unreachable(self, name: str) -> None:
@@ -233,16 +224,16 @@ class Nodes:
         for pod in self._pods(name):
             if _facts.ended(pod):
                 continue
-            self._cluster.put_pod(_states.unreachable(pod, now))
+            self._cluster.put_pod(_states.answering(pod, now, yes=False))
             words = "Node is not ready"
             self._cluster.events.say(pod, "NodeNotReady", words, source=SOURCE, warning=True)
-            seconds = _scheduling.toleration_seconds(pod, taints[1:])
+            seconds = _scheduling.toleration_seconds(pod, taints[1])
             if seconds is not None:
                 meta = pod["metadata"]
                 self._cluster.timeline.after(seconds, lambda meta=meta: self._evict(name, meta))  # type: ignore[misc]
 
     def _evict(self, name: str, meta: Json) -> None:
-        pod = self._cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+        pod = self._cluster.pod(meta)
         node = self._cluster.store.find(NODES, "", name)
         taints = (node or {"spec": {}})["spec"].get("taints", [])
         if pod is None or _facts.deleting(pod) or all(taint["key"] != KEY for taint in taints):

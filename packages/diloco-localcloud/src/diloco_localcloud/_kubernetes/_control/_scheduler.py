@@ -51,7 +51,7 @@ class Scheduler:
     def bind(self, meta: Json) -> None:
         """Give a pod a node now, if it has none."""
         cluster = self._cluster
-        pod = cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+        pod = cluster.pod(meta)
         if pod is None or "nodeName" in pod["spec"] or _facts.deleting(pod):
             return
         why, node = self._held(), None

@@ -118,7 +118,8 @@ class Store:
         Without ``keep`` the object is removed, and the result is None, if it is being deleted and
         neither a finalizer nor a grace period holds it.
         """
-        meta = new["metadata"]
+        meta = dict(new["metadata"])
+        new = {**new, "metadata": meta}
         old = self.get(resource, meta.get("namespace", ""), meta["name"])
         if new.get("spec") != old.get("spec"):
             meta["generation"] = old["metadata"].get("generation", 0) + 1

@@ -6,6 +6,8 @@ import copy
 import hashlib
 from typing import Any
 
+from . import _facts
+
 Json = dict[str, Any]
 
 
@@ -92,7 +94,7 @@ def terminated(
     signal: int | None = None,
 ) -> Json:
     """Return the pod with one container ended; the phase follows later, by ``ended``."""
-    old = _old(pod, container)
+    old = _facts.container_status(pod, container)
     started = old.get("state", {}).get("running", {}).get("startedAt", now)
     state: Json = {
         "exitCode": code,
@@ -151,20 +153,13 @@ def disrupted(pod: Json, reason: str, message: str, now: str) -> Json:
     )
 
 
-def unreachable(pod: Json, now: str) -> Json:
-    """Return the pod of a node that does not answer.
+def answering(pod: Json, now: str, *, yes: bool) -> Json:
+    """Return the pod of a node that does not answer, or answers again.
 
-    As observed, it is not ready any more, while its containers still count as running.
+    As observed, it is not ready then, while its containers still count as running. What happens
+    when the node answers again follows the source; it was not seen.
     """
-    return with_condition(pod, "Ready", true=False, now=now)
-
-
-def reachable(pod: Json, now: str) -> Json:
-    """Return the pod of a node that answers again, its containers running as before.
-
-    This follows the source; it was not seen.
-    """
-    return with_condition(pod, "Ready", true=True, now=now)
+    return with_condition(pod, "Ready", true=yes, now=now)
 
 
 def _unready(pod: Json, now: str, reason: str) -> Json:
@@ -174,13 +169,6 @@ def _unready(pod: Json, now: str, reason: str) -> Json:
     return with_condition(
         pod, "ContainersReady", true=False, now=now, reason=reason, message=message
     )
-
-
-def _old(pod: Json, name: str) -> Json:
-    for entry in pod["status"].get("containerStatuses", []):
-        if entry["name"] == name:
-            return dict(entry)
-    return {}
 
 
 def _status(pod: Json, container: Json, state: Json, *, ready: bool, started: bool) -> Json:

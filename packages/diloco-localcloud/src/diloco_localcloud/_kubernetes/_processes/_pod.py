@@ -33,7 +33,7 @@ class LocalPod:
     def json(self) -> Json | None:
         """Return the pod as stored, which must not be changed; None if it is gone."""
         with self._cluster.changed:
-            return self._cluster.pod(self._meta["namespace"], self.name, str(self._meta["uid"]))
+            return self._cluster.pod(self._meta)
 
     @property
     def pids(self) -> list[int]:

@@ -83,7 +83,7 @@ class ScriptedKubelet:
     def at(self, meta: Json) -> Iterator[Json]:
         """Yield the pod as it is now, with the lock held."""
         with self.cluster.changed:
-            pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+            pod = self.cluster.pod(meta)
             if pod is None:
                 raise LookupError(f"pod {meta['namespace']}/{meta['name']} is gone")
             yield pod
@@ -113,7 +113,7 @@ class ScriptedKubelet:
         self.cluster.timeline.after(self.cluster.delays.of(PHASE), lambda: self._ended(meta))
 
     def _ended(self, meta: Json) -> None:
-        pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+        pod = self.cluster.pod(meta)
         if pod is None or _facts.ended(pod) or self.cluster.out_of_reach(pod):
             return
         if len(_facts.terminations(pod)) == len(pod["spec"]["containers"]):
@@ -165,7 +165,7 @@ class ScriptedKubelet:
         )
 
     def _prepare(self, meta: Json) -> None:
-        pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+        pod = self.cluster.pod(meta)
         if pod is None or _facts.deleting(pod) or not _unprepared(pod):
             return
         self.cluster.put_pod(
@@ -175,16 +175,15 @@ class ScriptedKubelet:
 
     def _mount(self, meta: Json, wait: float) -> None:
         """Look for the sources of its volumes until all exist; then it may start by itself."""
-        pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+        pod = self.cluster.pod(meta)
         if pod is None or _facts.deleting(pod) or _facts.phase(pod) != "Pending":
             return
         try:
             _content.files(self.cluster.store, pod)
         except _content.MountError as wrong:
             if not self.cluster.out_of_reach(pod):
-                self.cluster.events.say(
-                    pod, "FailedMount", str(wrong), source="kubelet", warning=True
-                )
+                words = str(wrong)
+                self.cluster.events.say(pod, "FailedMount", words, source="kubelet", warning=True)
             longer = min(2 * wait, LONGEST_MOUNT_SECONDS)
             self.cluster.timeline.after(wait, lambda: self._mount(meta, longer))
             return
@@ -192,7 +191,7 @@ class ScriptedKubelet:
             self.cluster.timeline.after(self.habits.auto_start, lambda: self._auto_start(meta))
 
     def _auto_start(self, meta: Json) -> None:
-        pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+        pod = self.cluster.pod(meta)
         if pod is None or self.cluster.out_of_reach(pod):
             return
         if _facts.phase(pod) == "Pending" and not _facts.deleting(pod):
@@ -203,20 +202,16 @@ class ScriptedKubelet:
         meta, script = pod["metadata"], self.script(pod)
         if script.stuck or self.cluster.out_of_reach(pod):
             return
-        grace = float(meta["deletionGracePeriodSeconds"])
-        seconds = self.habits.term_seconds if script.term_seconds is None else script.term_seconds
-        waits = grace if script.ignores_term else min(seconds, grace)
-        killed = script.ignores_term or seconds > grace
-        code = (
-            137
-            if killed
-            else (self.habits.term_code if script.term_code is None else script.term_code)
-        )
+        grace, habits = float(meta["deletionGracePeriodSeconds"]), self.habits
+        seconds = habits.term_seconds if script.term_seconds is None else script.term_seconds
+        code = habits.term_code if script.term_code is None else script.term_code
+        if script.ignores_term or seconds > grace:
+            seconds, code = grace, 137
         self.cluster.events.say(pod, "Killing", "Stopping container", source="kubelet")
-        self.cluster.timeline.after(waits, lambda: self._killed(meta, code))
+        self.cluster.timeline.after(seconds, lambda: self._killed(meta, code))
 
     def _killed(self, meta: Json, code: int) -> None:
-        pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+        pod = self.cluster.pod(meta)
         if pod is None or self.script(pod).stuck or self.cluster.out_of_reach(pod):
             return
         now = self.cluster.timeline.stamp()
@@ -232,7 +227,7 @@ class ScriptedKubelet:
         self.cluster.timeline.after(self.cluster.delays.of(REMOVE), lambda: self._remove(meta))
 
     def _remove(self, meta: Json) -> None:
-        pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+        pod = self.cluster.pod(meta)
         if pod is None or self.cluster.out_of_reach(pod):
             return
         if not _facts.ended(pod):

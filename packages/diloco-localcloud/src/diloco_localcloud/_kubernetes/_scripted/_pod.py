@@ -49,7 +49,7 @@ class ScriptedPod:
     def exists(self) -> bool:
         """Return whether it is still in the API."""
         with self._cluster.changed:
-            return self._cluster.pod(self._meta["namespace"], self.name, self.uid) is not None
+            return self._cluster.pod(self._meta) is not None
 
     @property
     def json(self) -> Json:
@@ -152,7 +152,7 @@ class ScriptedPod:
         """Lose its node: the pod is deleted, but never ends, until ``found``."""
         with self._kubelet.at(self._meta) as pod:
             self._kubelet.script(pod).stuck = True
-            self._cluster.put_pod(_states.unreachable(pod, self._cluster.timeline.stamp()))
+            self._cluster.put_pod(_states.answering(pod, self._cluster.timeline.stamp(), yes=False))
         self.disrupt("DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint")
 
     def found(self) -> None:

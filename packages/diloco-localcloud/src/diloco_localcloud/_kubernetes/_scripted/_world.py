@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..._server._clock import Clock
+from ..._server._timeline import Clock
 from .._control._cluster import Cluster
 from .._control._images import Images
 from .._control._kueue import Kueue

@@ -90,11 +90,10 @@ class Containers(Rpcs):
         answer = api_pb2.TaskListResponse()
         for call in self._workspace.calls.all():
             app = call.function.app
-            if call.life is not None and request.app_id in ("", app.app_id):
-                if not request.app_id and app.environment != self._workspace.environment(
-                    request.environment_name
-                ):
-                    continue
+            chosen = app.app_id == request.app_id
+            if not request.app_id:
+                chosen = app.environment == self._workspace.environment(request.environment_name)
+            if call.life is not None and chosen:
                 answer.tasks.add(
                     task_id=call.life.task_id,
                     app_id=app.app_id,

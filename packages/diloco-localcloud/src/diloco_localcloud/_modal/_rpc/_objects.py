@@ -103,7 +103,8 @@ class Objects(Rpcs):
         files = [(file.filename, file.sha256_hex) for file in request.files]
         self._workspace.mounts[mount_id] = files
         answer = api_pb2.MountGetOrCreateResponse(mount_id=mount_id)
-        answer.handle_metadata.content_checksum_sha256_hex = _checksum(files)
+        checksum = hashlib.sha256(repr(sorted(files)).encode()).hexdigest()
+        answer.handle_metadata.content_checksum_sha256_hex = checksum
         return answer
 
     def _serve_mount_batched_check_existence(self, request: Any, _: Context) -> Any:
@@ -112,12 +113,11 @@ class Objects(Rpcs):
         return api_pb2.MountBatchedCheckExistenceResponse(missing_sha256_hex_hashes=missing)
 
     def _serve_mount_put_file(self, request: Any, _: Context) -> Any:
-        kind = request.WhichOneof("data_oneof")
-        if kind == "data":
-            self._workspace.files[request.sha256_hex] = request.data
-        elif kind == "data_blob_id":
-            self._workspace.files[request.sha256_hex] = self._workspace.blobs[request.data_blob_id]
-        return api_pb2.MountPutFileResponse(exists=request.sha256_hex in self._workspace.files)
+        files, digest = self._workspace.files, request.sha256_hex
+        if request.WhichOneof("data_oneof"):
+            blob_id = request.data_blob_id
+            files[digest] = self._workspace.blobs[blob_id] if blob_id else request.data
+        return api_pb2.MountPutFileResponse(exists=digest in files)
 
     def _serve_volume_get_or_create(self, request: Any, _: Context) -> Any:
         environment = self._workspace.environment(request.environment_name)
@@ -140,7 +140,3 @@ class Objects(Rpcs):
         if request.blob_id not in self._workspace.blobs:
             raise not_found(f"Blob with ID '{request.blob_id}' not found")
         return api_pb2.BlobGetResponse(download_url=self._blob_url(request.blob_id, "GET"))
-
-
-def _checksum(files: list[tuple[str, str]]) -> str:
-    return hashlib.sha256(repr(sorted(files)).encode()).hexdigest()
