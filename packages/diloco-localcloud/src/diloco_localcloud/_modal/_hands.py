@@ -135,8 +135,8 @@ class ScriptedDict:
     def pop(self, key: Any) -> Any:
         """Take an entry out and return its value; None if there is none."""
         with self._workspace.lock:
-            data = self._workspace.dicts.pop(self._id, pickle.dumps(key, 4))
-        return None if data is None else pickle.loads(data)
+            entry = self._workspace.dicts.entries(self._id).pop(pickle.dumps(key, 4), None)
+        return None if entry is None else pickle.loads(entry.value)
 
     def items(self) -> dict[Any, Any]:
         """Return all entries, in the order in which they were first written."""
@@ -198,9 +198,8 @@ class HeldWorkspace(Generic[HeldT]):
     def calls(self, function: str = "") -> list[HeldT]:
         """Return the calls of a function, or of all functions, oldest first."""
         with self._workspace.lock:
-            kept = self._workspace.calls.all()
-            kept = [call for call in kept if not function or call.function.name == function]
-            return [self._hold(call) for call in kept]
+            calls = self._workspace.calls.all()
+            return [self._hold(call) for call in calls if function in ("", call.function.name)]
 
     def call(self, call_id: str) -> HeldT:
         """Return a call by its ID.
@@ -209,11 +208,10 @@ class HeldWorkspace(Generic[HeldT]):
             LookupError: there is no such call.
         """
         with self._workspace.lock:
-            for call in self._workspace.calls.all():
-                if call.call_id == call_id:
-                    return self._hold(call)
-            ids = ", ".join(call.call_id for call in self._workspace.calls.all()) or "none"
-            raise LookupError(f"there is no call {call_id!r}; there are: {ids}")
+            calls = {call.call_id: call for call in self._workspace.calls.all()}
+            if call_id not in calls:
+                raise LookupError(f"there is no call {call_id!r}; there are: {[*calls] or 'none'}")
+            return self._hold(calls[call_id])
 
     def dict(self, name: str, *, environment: str = "") -> ScriptedDict:
         """Return a Dict by its name.
@@ -224,11 +222,11 @@ class HeldWorkspace(Generic[HeldT]):
         """
         with self._workspace.lock:
             place = self._environment(environment)
-            modal_dict = self._workspace.dicts.named(place, name)
-            if modal_dict is None:
-                names = ", ".join(item.name for item in self._workspace.dicts.listed(place, 0.0))
-                raise LookupError(f"there is no Dict {name!r}; there are: {names or 'none'}")
-            return ScriptedDict(self._workspace, modal_dict.dict_id)
+            listed = self._workspace.dicts.listed(place, 0.0)
+            dicts = {item.name: item.dict_id for item in listed}
+            if name not in dicts:
+                raise LookupError(f"there is no Dict {name!r}; there are: {[*dicts] or 'none'}")
+            return ScriptedDict(self._workspace, dicts[name])
 
     def _environment(self, name: str) -> str:
         environments = self._workspace.environments

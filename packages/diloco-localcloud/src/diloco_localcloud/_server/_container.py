@@ -75,14 +75,8 @@ class Container:
         if read is not None:
             readers, writers = zip(os.pipe(), os.pipe(), strict=True)
             streams = ours = [os.open(os.devnull, os.O_RDONLY), *writers]
-        wanted = {
-            "argv": list(command.argv),
-            "env": dict(command.env),
-            "cwd": str(command.cwd),
-            "memory": command.memory,
-            "streams": streams,
-        }
-        text = json.dumps(wanted).encode()
+        wanted = {**vars(command), "cwd": str(command.cwd), "streams": streams}
+        text = json.dumps(wanted | {"argv": [*command.argv], "env": {**command.env}}).encode()
         shim = [sys.executable, "-I", "-S", str(Path(__file__).with_name("_shim.py"))]
         try:
             self._shim = subprocess.Popen(

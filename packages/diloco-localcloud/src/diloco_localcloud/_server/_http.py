@@ -72,9 +72,8 @@ class CutError(Exception):
 
 def as_json(status: int, value: Any, headers: Mapping[str, str] | None = None) -> Response:
     """Return an answer in JSON."""
-    return Response(
-        status, json.dumps(value, separators=(",", ":")).encode(), headers=headers or {}
-    )
+    body = json.dumps(value, separators=(",", ":")).encode()
+    return Response(status, body, headers=headers or {})
 
 
 class Server:
@@ -127,6 +126,12 @@ class Server:
         self._inner.cut_all()
 
 
+def _length(head: Request) -> int | None:
+    """Return the announced bytes of the body; None if that is not a possible number of bytes."""
+    text = head.headers.get("content-length", "0")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else None
+
+
 def _without_length(head: Request) -> Response | None:
     """Return the refusal of a request without a valid length; None if it has one."""
     if "transfer-encoding" in head.headers:
@@ -134,12 +139,6 @@ def _without_length(head: Request) -> Response | None:
     if _length(head) is None:
         return Response(400, b"Content-Length must be a number of bytes\n", "text/plain")
     return None
-
-
-def _length(head: Request) -> int | None:
-    """Return the announced bytes of the body; None if that is not a possible number of bytes."""
-    text = head.headers.get("content-length", "0")
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else None
 
 
 def _handler(
@@ -241,9 +240,8 @@ def _handler(
             if self.close_connection:
                 self.send_header("Connection", "close")
             if isinstance(response.body, bytes):
-                if (
-                    "Content-Length" not in response.headers
-                ):  # the answer to a HEAD has the length of another body
+                # The answer to a HEAD has the length of another body.
+                if "Content-Length" not in response.headers:
                     self.send_header("Content-Length", str(len(response.body)))
                 self.end_headers()
                 if self.command != "HEAD":

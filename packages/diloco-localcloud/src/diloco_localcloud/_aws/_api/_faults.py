@@ -25,14 +25,9 @@ REFUSALS: Mapping[str, Callable[[Fault], RefusedError]] = {
 
 def forbidden(caller: str, service: str, operation: str) -> RefusedError:
     """Return the refusal of a caller that has no right to an operation."""
-    action = f"{service}:{operation}"
-    return RefusedError(
-        "AccessDeniedException",
-        (
-            f"User: {caller} is not authorized to perform: {action} because no "
-            f"identity-based policy allows the {action} action"
-        ),
-    )
+    words = f"because no identity-based policy allows the {service}:{operation} action"
+    who = f"User: {caller} is not authorized to perform: {service}:{operation}"
+    return RefusedError("AccessDeniedException", f"{who} {words}")
 
 
 class Rates:

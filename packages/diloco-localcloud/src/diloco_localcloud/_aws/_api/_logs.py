@@ -28,9 +28,8 @@ class CloudWatchLogs:
             raise wrong_parameter("the stand-in orders streams by their names, ascending")
         prefix = request.get("logStreamNamePrefix", "")
         names = sorted(name for name in streams if name.startswith(prefix))
-        part, token = page(
-            names, request.get("limit", 50), request.get("nextToken"), wrong_parameter
-        )
+        limit, token = request.get("limit", 50), request.get("nextToken")
+        part, token = page(names, limit, token, wrong_parameter)
         descriptions = [self._told(name, streams[name]) for name in part]
         return {"logStreams": descriptions} | ({} if token is None else {"nextToken": token})
 
@@ -65,17 +64,13 @@ class CloudWatchLogs:
 
     def _group(self, request: Json) -> dict[str, Stream]:
         if request["logGroupName"] != GROUP or not self._region.logs.group_exists:
-            raise RefusedError(
-                "ResourceNotFoundException", "The specified log group does not exist."
-            )
+            raise _not_found("group")
         return self._region.logs.streams
 
     def _stream(self, request: Json) -> Stream:
         stream = self._group(request).get(request["logStreamName"])
         if stream is None:
-            raise RefusedError(
-                "ResourceNotFoundException", "The specified log stream does not exist."
-            )
+            raise _not_found("stream")
         return stream
 
     def _told(self, name: str, stream: Stream) -> Json:
@@ -88,6 +83,11 @@ class CloudWatchLogs:
             "arn": f"arn:aws:logs:{region.name}:{region.account}"
             f":log-group:{GROUP}:log-stream:{name}",
         }
+
+
+def _not_found(what: str) -> RefusedError:
+    words = f"The specified log {what} does not exist."
+    return RefusedError("ResourceNotFoundException", words)
 
 
 def _fitting(events: list[tuple[int, str]]) -> int:

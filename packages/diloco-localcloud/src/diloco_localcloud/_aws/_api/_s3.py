@@ -12,18 +12,9 @@ from typing import Any
 from ..._server._errors import StandInError
 from ..._server._http import Request, Response
 
-_OF_OBJECTS = {
-    "GET": "GetObject",
-    "HEAD": "HeadObject",
-    "PUT": "PutObject",
-    "DELETE": "DeleteObject",
-}
-_OF_BUCKETS = {
-    "GET": "ListObjects",
-    "HEAD": "HeadBucket",
-    "PUT": "CreateBucket",
-    "DELETE": "DeleteBucket",
-}
+_METHODS = ("GET", "HEAD", "PUT", "DELETE")
+_OF_OBJECTS = ("GetObject", "HeadObject", "PutObject", "DeleteObject")
+_OF_BUCKETS = ("ListObjects", "HeadBucket", "CreateBucket", "DeleteBucket")
 # The headers that the server writes by itself.
 _OWN_HEADERS = {"connection", "content-type", "date", "server"}
 
@@ -31,7 +22,8 @@ _OWN_HEADERS = {"connection", "content-type", "date", "server"}
 def operation(request: Request) -> str:
     """Return the operation of a request, or its HTTP method if the operation is a rare one."""
     _, _, key = request.path.lstrip("/").partition("/")
-    return (_OF_OBJECTS if key else _OF_BUCKETS).get(request.method, request.method)
+    names = dict(zip(_METHODS, _OF_OBJECTS if key else _OF_BUCKETS, strict=True))
+    return names.get(request.method, request.method)
 
 
 # Moto keeps one set of buckets per process; each request swaps in the buckets of its stand-in. Moto

@@ -47,11 +47,8 @@ class JobFolder:
         request = self._job.request
         config = self.root / "input/config"
         (config / "hyperparameters.json").write_text(json.dumps(request.get("HyperParameters", {})))
-        resources = {
-            "current_host": "algo-1",
-            "hosts": ["algo-1"],
-            "network_interface_name": "eth0",
-        }
+        host = "algo-1"
+        resources = {"current_host": host, "hosts": [host], "network_interface_name": "eth0"}
         (config / "resourceconfig.json").write_text(json.dumps(resources))
         for channel in request.get("InputDataConfig") or ():
             uri = channel["DataSource"]["S3DataSource"]["S3Uri"]

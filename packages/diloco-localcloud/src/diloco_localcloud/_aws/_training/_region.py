@@ -231,9 +231,7 @@ class Region:
             raise invalid(
                 f"The request was rejected because the training job is in status {job.status}."
             )
-        seconds = min(job.term_seconds, KILL_SECONDS) if job.secondary == "Training" else 0.1
-        job.move(self.timeline.now(), "Stopping", status="Stopping")
-        self._end_by(seconds, job, "Stopped")
+        self._end_by(0.1, job, "Stopped")
 
     def delete(self, job: Job) -> None:
         """Delete the job, as DeleteTrainingJob does.
@@ -242,18 +240,11 @@ class Region:
             RefusedError: it has not ended, or has a warm pool.
         """
         if job.status not in ENDED:
-            raise RefusedError(
-                "ResourceInUse",
-                f"Training job {job.arn} cannot be deleted while it is in status {job.status}.",
-            )
+            words = f"while it is in status {job.status}."
+            raise RefusedError("ResourceInUse", f"Training job {job.arn} cannot be deleted {words}")
         if job.warm_pool and job.warm_pool["Status"] == "Available":
-            raise RefusedError(
-                "ResourceInUse",
-                (
-                    f"Training job {job.arn} cannot be deleted because it has a warm pool "
-                    "in status Available."
-                ),
-            )
+            words = "because it has a warm pool in status Available."
+            raise RefusedError("ResourceInUse", f"Training job {job.arn} cannot be deleted {words}")
         if not self.habits.delete_seconds:
             self._gone(job)
             return
@@ -286,14 +277,14 @@ class Region:
             self._after(wait, lambda: self._overdue(job, "MaxWaitTimeExceeded"))
 
     def _overdue(self, job: Job, secondary: str) -> None:
-        if job.status != "InProgress":
-            return
-        seconds = min(job.term_seconds, KILL_SECONDS) if job.secondary == "Training" else 0.0
-        job.move(self.timeline.now(), "Stopping", status="Stopping")
-        self._end_by(seconds, job, secondary)
+        if job.status == "InProgress":
+            self._end_by(0.0, job, secondary)
 
     def _end_by(self, seconds: float, job: Job, secondary: str) -> None:
-        """End the job after so many seconds or, if there are machines, when they say so."""
+        """End the job: if it trains as soon as its program, or its machine, says so."""
+        if job.secondary == "Training":
+            seconds = min(job.term_seconds, KILL_SECONDS)
+        job.move(self.timeline.now(), "Stopping", status="Stopping")
         if self.machines is None:
             self._unless_moved(seconds, job, lambda: self._stopped(job, secondary))
         else:
@@ -327,11 +318,7 @@ class Region:
         if job.keep_alive:
             job.warm_pool = {"Status": "InUse"}
         for other in self.jobs.values():
-            if (
-                other.warm_pool
-                and other.warm_pool["Status"] == "Available"
-                and other.kind == job.kind
-            ):
+            if (other.warm_pool or {}).get("Status") == "Available" and other.kind == job.kind:
                 self._leave_pool(other, "Reused", ReusedByJob=job.name)
                 job.warm_pool = {"Status": "InUse"}
                 return
@@ -349,11 +336,8 @@ class Region:
         quota = self.habits.quotas.get(job.instance)
         if quota is None:
             return
-        used = sum(
-            other.instances
-            for other in self.lives
-            if other.instance == job.instance and not other.frees_quota
-        )
+        alike = [each for each in self.lives if each.instance == job.instance]
+        used = sum(each.instances for each in alike if not each.frees_quota)
         if used + job.instances > quota:
             use = "spot training job usage" if job.spot else "training job usage"
             raise RefusedError(

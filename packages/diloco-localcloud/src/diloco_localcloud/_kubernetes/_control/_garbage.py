@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from typing import Any
 
 from .._jobs import _status
@@ -74,16 +73,16 @@ class GarbageCollector:
         meta = job["metadata"]
 
         def expire() -> None:
-            stored = self._store.find(JOBS, meta["namespace"], meta["name"])
-            if stored is None or stored["metadata"]["uid"] != meta["uid"]:
-                return
-            ttl = stored["spec"].get("ttlSecondsAfterFinished")
-            if ttl is not None and _status.finish_time(stored) + ttl <= self._timeline.now():
+            stored = self._job(meta["namespace"], meta["name"], meta["uid"])
+            ttl = None if stored is None else stored["spec"].get("ttlSecondsAfterFinished")
+            if ttl is not None and _status.finish_time(stored or {}) + ttl <= self._timeline.now():
                 self._cluster.delete_job(meta["namespace"], meta["name"], "Foreground")
 
-        self._timeline.after(
-            max(0.0, _status.finish_time(job) + seconds - self._timeline.now()), expire
-        )
+        self._timeline.after(_status.finish_time(job) + seconds - self._timeline.now(), expire)
+
+    def _job(self, namespace: str, name: str, uid: str) -> Json | None:
+        job = self._store.find(JOBS, namespace, name)
+        return job if job is not None and job["metadata"]["uid"] == uid else None
 
     def _owned_pods(self, uid: str) -> list[Json]:
         return [pod for kind, pod in self._store.owned(uid) if kind == "pods"]
@@ -97,29 +96,24 @@ class GarbageCollector:
                 self._cluster.delete_pod(meta["namespace"], meta["name"])
 
     def _finish_delete(self, uid: str, namespace: str, name: str) -> None:
-        job = self._store.find(JOBS, namespace, name)
-        if job is None or job["metadata"]["uid"] != uid:
-            return
-        if "deletionTimestamp" in job["metadata"] and not self._owned_pods(uid):
-            self._take_finalizers(job, {"foregroundDeletion"})
+        job = self._job(namespace, name, uid)
+        if job is not None and "deletionTimestamp" in job["metadata"] and not self._owned_pods(uid):
+            self._take_finalizer(job, "foregroundDeletion")
 
     def _orphan(self, namespace: str, name: str, uid: str) -> None:
         for pod in self._owned_pods(uid):
             self._cluster.release(pod)
             stored = self._cluster.pod(pod["metadata"])
             if stored is not None:
-                meta = {
-                    key: value
-                    for key, value in stored["metadata"].items()
-                    if key != "ownerReferences"
-                }
+                meta = dict(stored["metadata"])
+                del meta["ownerReferences"]
                 self._store.replace(PODS, {**stored, "metadata": meta})
-        job = self._store.find(JOBS, namespace, name)
-        if job is not None and job["metadata"]["uid"] == uid:
-            self._take_finalizers(job, {"orphan"})
+        job = self._job(namespace, name, uid)
+        if job is not None:
+            self._take_finalizer(job, "orphan")
 
-    def _take_finalizers(self, job: Json, names: Iterable[str]) -> None:
-        left = [name for name in job["metadata"].get("finalizers", []) if name not in names]
+    def _take_finalizer(self, job: Json, taken: str) -> None:
+        left = [name for name in job["metadata"].get("finalizers", []) if name != taken]
         self._store.replace(JOBS, {**job, "metadata": {**job["metadata"], "finalizers": left}})
 
 

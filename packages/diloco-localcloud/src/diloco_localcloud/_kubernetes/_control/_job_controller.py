@@ -134,12 +134,9 @@ class JobController:
         job = self._cluster.store.find(JOBS, *key)
         if job is not None and plan.ending is not None and _status.finished(job):
             good = plan.ending["type"] == "Complete"
-            reason, message = (
-                ("Completed", "Job completed")
-                if good
-                else (plan.ending["reason"], plan.ending["message"])
-            )
-            self._say(job, reason, message, warning=not good)
+            why = plan.ending["reason"], plan.ending["message"]
+            words = ("Completed", "Job completed") if good else why
+            self._say(job, *words, warning=not good)
 
     def _create(self, job: Json, wanted: list[tuple[int | None, dict[str, str]]]) -> int:
         store = self._cluster.store

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import threading
 import weakref
@@ -107,8 +106,7 @@ class Serving:
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()
-        with contextlib.suppress(Exception):
-            await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.gather(*left, return_exceptions=True)
         await asyncio.sleep(0)  # lets the loop close the sockets
 
     async def _listen(self, port: int) -> None:

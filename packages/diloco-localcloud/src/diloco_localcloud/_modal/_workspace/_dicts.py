@@ -11,7 +11,9 @@ from ._refused import RefusedError, not_found
 
 
 @dataclass
-class _Entry:
+class Entry:
+    """A value, and when it was used for the last time."""
+
     value: bytes
     used: float
 
@@ -31,7 +33,7 @@ class Dict:
     name: str
     environment: str
     created: float
-    entries: dict[bytes, _Entry] = field(default_factory=dict)
+    entries: dict[bytes, Entry] = field(default_factory=dict)
 
 
 class Dicts:
@@ -96,10 +98,10 @@ class Dicts:
         Raises:
             RefusedError: there is no such Dict.
         """
-        entries = self._fresh(dict_id)
+        entries = self.entries(dict_id)
         if if_not_exists and key in entries:
             return False
-        entries[key] = _Entry(value, self._now())
+        entries[key] = Entry(value, self._now())
         return True
 
     def get(self, dict_id: str, key: bytes) -> bytes | None:
@@ -108,20 +110,11 @@ class Dicts:
         Raises:
             RefusedError: there is no such Dict.
         """
-        entry = self._fresh(dict_id).get(key)
+        entry = self.entries(dict_id).get(key)
         if entry is None:
             return None
         entry.used = self._now()
         return entry.value
-
-    def pop(self, dict_id: str, key: bytes) -> bytes | None:
-        """Take an entry out and return its value; None if there is none.
-
-        Raises:
-            RefusedError: there is no such Dict.
-        """
-        entry = self._fresh(dict_id).pop(key, None)
-        return None if entry is None else entry.value
 
     def contents(self, dict_id: str) -> list[tuple[bytes, bytes]]:
         """Return keys and values, in the order in which they were first written.
@@ -131,21 +124,17 @@ class Dicts:
         Raises:
             RefusedError: there is no such Dict.
         """
-        entries = self._fresh(dict_id)
+        entries = self.entries(dict_id)
         for entry in entries.values():
             entry.used = self._now()
         return [(key, entry.value) for key, entry in entries.items()]
 
-    def count(self, dict_id: str) -> int:
-        """Return how many entries there are.
+    def entries(self, dict_id: str) -> dict[bytes, Entry]:
+        """Return the entries, without those that have expired.
 
         Raises:
             RefusedError: there is no such Dict.
         """
-        return len(self._fresh(dict_id))
-
-    def _fresh(self, dict_id: str) -> dict[bytes, _Entry]:
-        """Return the entries, without those that have expired."""
         entries = self.by_id(dict_id).entries
         oldest = self._now() - self._habits.retention_seconds
         for key in [key for key, entry in entries.items() if entry.used <= oldest]:

@@ -158,10 +158,8 @@ class Workspace:
             RefusedError: there is no such type.
         """
         if gpu and gpu.upper() not in {"ANY", *self.habits.gpus}:
-            known = ", ".join(sorted(self.habits.gpus))
-            raise RefusedError(
-                "INVALID_ARGUMENT", f"Unknown GPU type '{gpu}', expected one of: {known}"
-            )
+            words = f"expected one of: {', '.join(sorted(self.habits.gpus))}"
+            raise RefusedError("INVALID_ARGUMENT", f"Unknown GPU type '{gpu}', {words}")
 
     def create_secret(self, environment: str, name: str, values: Mapping[str, str]) -> Secret:
         """Return a new secret, which replaces one of the same name."""

@@ -24,15 +24,13 @@ def with_defaults(spec: Json) -> Json:
     }
     if new.get("serviceAccountName"):
         new.setdefault("serviceAccount", new["serviceAccountName"])
-    for kind in ("initContainers", "containers"):
-        if kind in new:
-            new[kind] = [_container_with_defaults(container) for container in new[kind]]
+    for kind in {"initContainers", "containers"} & new.keys():
+        new[kind] = [_container_with_defaults(container) for container in new[kind]]
     return new
 
 
 def _container_with_defaults(container: Json) -> Json:
-    image = container.get("image", "")
-    last = image.rpartition("/")[2]
+    last = container.get("image", "").rpartition("/")[2]
     latest = "@" not in last and (":" not in last or last.endswith(":latest"))
     new = {
         "resources": {},
@@ -44,12 +42,9 @@ def _container_with_defaults(container: Json) -> Json:
     for entry in new.get("env") or []:
         if "fieldRef" in (entry.get("valueFrom") or {}):
             entry["valueFrom"]["fieldRef"].setdefault("apiVersion", "v1")
-    limits = new["resources"].get("limits")
+    limits, requests = (new["resources"].get(kind) or {} for kind in ("limits", "requests"))
     if limits:
-        new["resources"] = {
-            **new["resources"],
-            "requests": {**limits, **new["resources"].get("requests", {})},
-        }
+        new["resources"] = {**new["resources"], "requests": {**limits, **requests}}
     return new
 
 
@@ -80,15 +75,14 @@ def _volume(volume: Json, where: str) -> Iterator[Cause]:
         yield forbidden(where, "may not specify more than 1 volume type")
     for kind, name in (("configMap", "name"), ("secret", "secretName")):
         source = volume.get(kind)
-        if source is None:
-            continue
-        if not source.get(name):
+        if source is not None and not source.get(name):
             yield required(f"{where}.{kind}.{name}")
-        for place, item in enumerate(source.get("items") or []):
-            for part in ("key", "path"):
-                if not item.get(part):
-                    yield required(f"{where}.{kind}.items[{place}].{part}")
-            yield from _inside(item.get("path") or "", f"{where}.{kind}.items[{place}].path")
+        for place, item in enumerate((source or {}).get("items") or []):
+            field = f"{where}.{kind}.items[{place}]"
+            yield from (
+                required(f"{field}.{part}") for part in ("key", "path") if not item.get(part)
+            )
+            yield from _inside(item.get("path") or "", f"{field}.path")
 
 
 def _inside(path: str, field: str) -> Iterator[Cause]:
@@ -108,17 +102,17 @@ def _container(container: Json, where: str, volumes: set[str]) -> Iterator[Cause
     if not container.get("image"):
         yield required(f"{where}.image")
     for place, entry in enumerate(container.get("env") or []):
+        field, words = f"{where}.env[{place}]", "may not be specified when `value` is not empty"
         if not entry.get("name"):
-            yield required(f"{where}.env[{place}].name")
+            yield required(f"{field}.name")
         elif "=" in entry["name"]:
-            words = (
+            rule = (
                 "a valid environment variable name must consist only of printable ASCII "
                 "characters other than '='"
             )
-            yield invalid(f"{where}.env[{place}].name", entry["name"], words)
+            yield invalid(f"{field}.name", entry["name"], rule)
         if entry.get("value") and entry.get("valueFrom"):
-            words = "may not be specified when `value` is not empty"
-            yield invalid(f"{where}.env[{place}].valueFrom", "", words)
+            yield invalid(f"{field}.valueFrom", "", words)
     for place, mount in enumerate(container.get("volumeMounts") or []):
         field, named = f"{where}.volumeMounts[{place}]", mount.get("name")
         if named not in volumes:
