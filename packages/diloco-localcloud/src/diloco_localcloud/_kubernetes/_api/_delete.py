@@ -8,9 +8,9 @@ from typing import Any
 from ..._server._http import Request
 from .._control._cluster import Cluster
 from .._objects import _refusals, _resources
+from ._access import Route
 from ._checks import _names, _shape
 from ._query import whole
-from ._route import Route
 
 Json = dict[str, Any]
 
@@ -88,11 +88,14 @@ def _options(query: Mapping[str, str], body: Json) -> Json:
 
 
 def _check_preconditions(route: Route, obj: Json, wanted: Json) -> None:
-    meta, resource = obj["metadata"], route.resource
+    meta = obj["metadata"]
     for field, words in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
         if wanted.get(field) not in (None, meta[field]):
-            cause = (
-                f"Precondition failed: {words} in precondition: {wanted[field]}, "
-                f"{words} in object meta: {meta[field]}"
-            )
-            raise _refusals.conflict(resource, route.name, cause)
+            cause = failed(words, wanted[field], meta[field])
+            raise _refusals.conflict(route.resource, route.name, cause)
+
+
+def failed(words: str, wanted: str, value: str) -> str:
+    """Return how the server words a precondition that failed."""
+    asked = f"{words} in precondition: {wanted}"
+    return f"Precondition failed: {asked}, {words} in object meta: {value}"

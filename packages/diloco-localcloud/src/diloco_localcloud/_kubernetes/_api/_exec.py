@@ -15,8 +15,8 @@ from ..._server._websocket import Talk, WebSocket
 from .._control._cluster import Cluster
 from .._objects import _refusals, _resources
 from .._pods import _facts
+from ._access import Route
 from ._logs import container_of
-from ._route import Route
 
 Json = dict[str, Any]
 

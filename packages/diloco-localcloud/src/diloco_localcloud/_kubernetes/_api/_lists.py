@@ -13,7 +13,7 @@ from .._objects import _refusals
 from .._objects._resources import Resource
 from .._objects._store import Change, Store
 from . import _query, _tables
-from ._route import Route
+from ._access import Route
 
 Json = dict[str, Any]
 

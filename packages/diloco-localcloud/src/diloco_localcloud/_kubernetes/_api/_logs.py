@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,57 +12,14 @@ from .._control._cluster import Cluster
 from .._control._runtime import Log
 from .._objects import _refusals, _resources
 from .._pods import _facts
+from ._access import Route
 from ._query import whole
-from ._route import Route
 
 Json = dict[str, Any]
 
 _LOOK_SECONDS = 0.2
 _PIECE_ENTRIES = 64  # each of at most 16 KiB
 _PULLING = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName")
-
-
-@dataclass(frozen=True)
-class Window:
-    """The part of a log that a request asks for."""
-
-    tail: int | None = None
-    since: float | None = None  # seconds since the epoch
-    limit: int | None = None  # bytes
-    timestamps: bool = False
-
-    def first(self, log: Log) -> int:
-        """Return the number of the first entry to show."""
-        times = log.times()
-        start = 0
-        if self.since is not None:
-            since = self.since
-            start = next(
-                (place for place, moment in enumerate(times) if moment >= since), len(times)
-            )
-        if self.tail is not None:
-            start = max(start, len(times) - self.tail)
-        return start
-
-    def show(self, entries: list[tuple[float, bytes]], *, begun: bool) -> bytes:
-        """Return the text of these entries.
-
-        ``begun`` says that the entry before the first one was part of the same line. As in the
-        source of the kubelet, a time stands before the first entry of each line shown here.
-        """
-        text = []
-        for moment, entry in entries:
-            if self.timestamps and not begun:
-                text.append(_stamp(moment).encode() + b" ")
-            text.append(entry)
-            begun = not entry.endswith(b"\n")
-        return b"".join(text)
-
-
-def _stamp(moment: float) -> str:
-    """Return seconds since the epoch as a time with nine digits of a second, as in logs."""
-    whole = datetime.fromtimestamp(moment, UTC)
-    return whole.strftime("%Y-%m-%dT%H:%M:%S.") + f"{whole.microsecond:06d}000Z"
 
 
 def serve(cluster: Cluster, request: Request, route: Route) -> Response:
@@ -84,10 +41,15 @@ def serve(cluster: Cluster, request: Request, route: Route) -> Response:
         if gone is not None:
             return Response(200, gone, "text/plain")
         log = cluster.runtime.log_of(pod, container)
-        window = _window(request, cluster.timeline.now())
-        start = window.first(log)
-        end = None if request.flag("follow") else len(log.times())
-        return Response(200, _pieces(cluster, log, window, start, end), "text/plain")
+        times, query = log.times(), request.query
+        back, tail = whole(query, "sinceSeconds"), whole(query, "tailLines")
+        start = 0 if back is None else bisect.bisect_left(times, cluster.timeline.now() - back)
+        if tail is not None:
+            start = max(start, len(times) - tail)
+        end = None if request.flag("follow") else len(times)
+        entries = _entries(cluster, log, start, end)
+        limit, stamped = whole(query, "limitBytes"), request.flag("timestamps")
+        return Response(200, _pieces(entries, limit, stamped=stamped), "text/plain")
 
 
 def container_of(pod: Json, name: str) -> str:
@@ -133,20 +95,11 @@ def _check_begun(pod: Json, container: str) -> None:
         )
 
 
-def _window(request: Request, now: float) -> Window:
-    query = request.query
-    back = whole(query, "sinceSeconds")
-    since = None if back is None else now - back
-    tail, limit = whole(query, "tailLines"), whole(query, "limitBytes")
-    return Window(tail, since, limit, timestamps=request.flag("timestamps"))
-
-
-def _pieces(
-    cluster: Cluster, log: Log, window: Window, start: int, end: int | None
-) -> Iterator[bytes]:
-    """Yield the entries up to ``end``, or all until the container has ended, in small pieces."""
-    left, begun = window.limit, False
-    while (end is None or start < end) and (left is None or left > 0):
+def _entries(
+    cluster: Cluster, log: Log, start: int, end: int | None
+) -> Iterator[list[tuple[float, bytes]]]:
+    """Yield the entries up to ``end``, or all until the container has ended, a few at a time."""
+    while end is None or start < end:
         upto = start + _PIECE_ENTRIES
         with cluster.changed:
             fresh = log.entries(start, upto if end is None else min(upto, end))
@@ -154,10 +107,33 @@ def _pieces(
                 if end is not None or log.ended or cluster.stopped:
                     return
                 cluster.changed.wait(_LOOK_SECONDS)
-                continue
         start += len(fresh)
-        text = window.show(fresh, begun=begun)
-        begun = not fresh[-1][1].endswith(b"\n")
+        yield fresh
+
+
+def _pieces(
+    pieces: Iterator[list[tuple[float, bytes]]], left: int | None, *, stamped: bool
+) -> Iterator[bytes]:
+    """Yield the text of entries, at most ``left`` bytes.
+
+    As in the source of the kubelet, a time stands before the first entry of each line shown here.
+    """
+    begun = False
+    for piece in pieces:
+        text = b""
+        for moment, entry in piece:
+            if stamped and not begun:
+                text += _stamp(moment).encode() + b" "
+            text += entry
+            begun = not entry.endswith(b"\n")
         if left is not None:
             text, left = text[:left], left - len(text)
         yield text
+        if left is not None and left <= 0:
+            return
+
+
+def _stamp(moment: float) -> str:
+    """Return seconds since the epoch as a time with nine digits of a second, as in logs."""
+    whole = datetime.fromtimestamp(moment, UTC)
+    return whole.strftime("%Y-%m-%dT%H:%M:%S.") + f"{whole.microsecond:06d}000Z"

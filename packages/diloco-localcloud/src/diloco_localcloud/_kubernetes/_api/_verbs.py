@@ -12,10 +12,9 @@ from .._control._cluster import Cluster
 from .._objects import _refusals, _resources
 from .._objects._resources import Resource
 from . import _delete, _exec, _lists, _patch, _protobuf
-from ._access import Access
+from ._access import Access, Route
 from ._checks import _jobs, _names, _pods, _shape
 from ._logs import serve as serve_log
-from ._route import Route
 
 Json = dict[str, Any]
 
@@ -41,16 +40,15 @@ class Verbs:
         if route.subresource == "exec":
             return _exec.serve(self._cluster, request, route)
         with self._cluster.changed:
+            store = self._cluster.store
             if verb == "list":
-                return _lists.listed(self._cluster.store, request, route)
+                return _lists.listed(store, request, route)
             if verb == "watch":
                 return _lists.watched(self._cluster, request, route)
             if verb == "get":
-                return _lists.one(
-                    request, route, self._cluster.store.get(resource, route.namespace, route.name)
-                )
-            warnings: list[str] = []
+                return _lists.one(request, route, store.get(resource, route.namespace, route.name))
             if verb == "create":
+                warnings: list[str] = []
                 return as_json(201, self._create(request, route, warnings), _warning(warnings))
             if verb == "patch":
                 return as_json(200, self._change(request, route))
@@ -92,8 +90,11 @@ class Verbs:
     def _review(self, body: Json) -> Json:
         """Return a SelfSubjectAccessReview with its status."""
         wanted = (body.get("spec") or {}).get("resourceAttributes") or {}
-        parts = ("verb", "group", "resource", "subresource", "name")
-        allowed = self._access.allows(*(wanted.get(part, "") for part in parts))
+        verb, group, plural, name, part = (
+            wanted.get(key, "") for key in ("verb", "group", "resource", "name", "subresource")
+        )
+        what = f"{plural}/{part}" if part else plural
+        allowed = self._access.allows(verb, group, what, name)
         kind = {"kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1"}
         return {**kind, "metadata": {}, **body, "status": {"allowed": allowed}}
 
@@ -102,9 +103,9 @@ class Verbs:
         if not route.namespace:
             raise _refusals.method_not_allowed()
         if namespace != route.namespace:
+            words = f"the namespace sent on the request ({namespace} != {route.namespace})"
             raise _refusals.bad_request(
-                "the namespace of the provided object does not match the namespace sent on the "
-                f"request ({namespace} != {route.namespace})"
+                f"the namespace of the provided object does not match {words}"
             )
         entry = self._cluster.store.find(_resources.NAMESPACES, "", route.namespace)
         if entry is None:
@@ -135,18 +136,14 @@ class Verbs:
         if version and version != old["metadata"]["resourceVersion"]:
             raise _refusals.conflict(resource, route.name)
         if meta.get("uid") not in (None, "", old["metadata"]["uid"]):
-            cause = (
-                f"Precondition failed: UID in precondition: {meta['uid']}, "
-                f"UID in object meta: {old['metadata']['uid']}"
-            )
+            cause = _delete.failed("UID", meta["uid"], old["metadata"]["uid"])
             raise _refusals.conflict(resource, route.name, cause)
         new = {**new, "metadata": _kept(old["metadata"], meta)}
         new = self._allowed(resource, route, old, new)
         if _dry(request):
             return new
-        return (
-            store.replace(resource, new) and store.get(resource, route.namespace, route.name)
-        ) or new
+        store.replace(resource, new)
+        return store.find(resource, route.namespace, route.name) or new
 
     def _allowed(self, resource: Resource, route: Route, old: Json, new: Json) -> Json:
         _check(resource, new)
@@ -190,9 +187,8 @@ def _kept(old: Json, new: Json) -> Json:
 def _dry(request: Request) -> bool:
     value = request.query.get("dryRun")
     if value not in (None, "", "All"):
-        message = (
-            f'Invalid value: [ "{value}" ]: Unsupported value: "{value}": supported values: "All"'
-        )
+        unsupported = f'Unsupported value: "{value}": supported values: "All"'
+        message = f'Invalid value: [ "{value}" ]: {unsupported}'
         raise _refusals.ApiError(422, "Invalid", message, {})
     return value == "All"
 
@@ -220,9 +216,8 @@ def _body(request: Request) -> Json:
     try:
         body = json.loads(request.body or b"{}")
     except ValueError as wrong:
-        raise _refusals.bad_request(
-            f"couldn't get version/kind; json parse error: {wrong}"
-        ) from None
+        words = f"couldn't get version/kind; json parse error: {wrong}"
+        raise _refusals.bad_request(words) from None
     if not isinstance(body, dict):
         raise _refusals.bad_request("the object provided is unrecognized: it must be an object")
     return body

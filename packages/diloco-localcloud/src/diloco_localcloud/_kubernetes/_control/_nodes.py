@@ -56,14 +56,13 @@ class Node:
 
     def __post_init__(self) -> None:
         for name, value in self.resources.items():
+            wrong = f"is below 0: {value!r}"
             try:
-                amount = quantity(value)
-            except ValueError as wrong:
-                raise StandInError(
-                    f"resources[{name!r}] is not a quantity: {value!r}; {wrong}"
-                ) from None
-            if amount < 0:
-                raise StandInError(f"resources[{name!r}] is below 0: {value!r}")
+                if quantity(value) >= 0:
+                    continue
+            except ValueError as error:
+                wrong = f"is not a quantity: {value!r}; {error}"
+            raise StandInError(f"resources[{name!r}] {wrong}")
         for text in self.taints:
             _taint(text)
 
@@ -171,9 +170,8 @@ class Nodes:
         with self._cluster.changed:
             node = self._node(name)
             self._cluster.lost.discard(name)
-            spec = dict(node["spec"])
-            taints = [taint for taint in spec.pop("taints", []) if taint["key"] != KEY]
-            self._put(node, READY, {**spec, **({"taints": taints} if taints else {})})
+            taints = [taint for taint in node["spec"].get("taints", []) if taint["key"] != KEY]
+            self._put(node, READY, taints)
             for pod in self._pods(name):
                 if not _facts.condition(pod, "Ready").get("reason") and _facts.runs(pod):
                     self._cluster.put_pod(
@@ -194,18 +192,19 @@ class Nodes:
     def _node(self, name: str) -> Json:
         node = self._cluster.store.find(NODES, "", name)
         if node is None:
-            raise LookupError(
-                f"there is no node {name}; there are {', '.join(self.names) or 'none'}"
-            )
+            names = ", ".join(self.names) or "none"
+            raise LookupError(f"there is no node {name}; there are {names}")
         return node
 
     def _pods(self, name: str) -> list[Json]:
         listed = self._cluster.store.list(PODS)
         return [pod for pod in listed if pod["spec"].get("nodeName") == name]
 
-    def _put(self, node: Json, ready: Json, spec: Json) -> None:
+    def _put(self, node: Json, ready: Json, taints: list[Json]) -> None:
         others = [item for item in node["status"].get("conditions", []) if item["type"] != "Ready"]
         ready = {**ready, "lastTransitionTime": self._cluster.timeline.stamp()}
+        spec = {key: value for key, value in node["spec"].items() if key != "taints"}
+        spec |= {"taints": taints} if taints else {}
         status = {**node["status"], "conditions": [*others, ready]}
         new = {**node, "spec": spec, "status": status}
         self._cluster.store.replace(NODES, new)
@@ -216,11 +215,9 @@ class Nodes:
             return
         now = self._cluster.timeline.stamp()
         others = [taint for taint in node["spec"].get("taints", []) if taint["key"] != KEY]
-        taints = [
-            {"key": KEY, "effect": "NoSchedule", "timeAdded": now},
-            {"key": KEY, "effect": "NoExecute", "timeAdded": now},
-        ]
-        self._put(node, SILENT, {**node["spec"], "taints": [*others, *taints]})
+        effects = ("NoSchedule", "NoExecute")
+        taints = [{"key": KEY, "effect": effect, "timeAdded": now} for effect in effects]
+        self._put(node, SILENT, [*others, *taints])
         for pod in self._pods(name):
             if _facts.ended(pod):
                 continue

@@ -12,7 +12,7 @@ from typing import Any
 from ..._server import _timeline
 from .._pods import _facts
 from .._pods._facts import FAILURES, IGNORED
-from . import _backoff, _end, _failure_policy, _indexes
+from . import _backoff, _end, _indexes
 from ._status import finished, set_condition, start_status, true_condition, write_counts
 
 Json = dict[str, Any]
@@ -130,7 +130,7 @@ class _Look:
             return set()
         failed = _indexes.parse(self.status.get("failedIndexes", ""))
         for pod in self.new_failed:
-            index, verdict = _facts.index_of(pod), _failure_policy.match(self.job, pod)
+            index, verdict = _facts.index_of(pod), _end.match(self.job, pod)
             failures = _facts.count_of(pod, FAILURES)
             spent = verdict.counts and failures >= self.spec["backoffLimitPerIndex"]
             if index is not None and (verdict.action == "FailIndex" or spent):
@@ -141,7 +141,7 @@ class _Look:
         for kind in ("SuccessCriteriaMet", "FailureTarget"):
             if decided := true_condition(self.status, kind):
                 return decided
-        counting = [pod for pod in self.new_failed if _failure_policy.match(self.job, pod).counts]
+        counting = [pod for pod in self.new_failed if _end.match(self.job, pod).counts]
         uncounted = self.status["uncountedTerminatedPods"].get("failed", [])
         count = self.status.get("failed", 0) + len(uncounted) + len(counting)
         started = self.status.get("startTime")
@@ -193,7 +193,7 @@ class _Look:
             notes, wait, old = {FAILURES: "0"}, 0.0, last.get(index)
             if old is not None:
                 counts = {key: _facts.count_of(old, key) for key in (FAILURES, IGNORED)}
-                counts[FAILURES if _failure_policy.match(self.job, old).counts else IGNORED] += 1
+                counts[FAILURES if _end.match(self.job, old).counts else IGNORED] += 1
                 notes |= {key: str(count) for key, count in counts.items() if count}
                 ended = _backoff.finished(old, self.now)
                 wait = _backoff.wait(sum(counts.values()), ended, self.now, self.first)
@@ -268,7 +268,7 @@ class _Look:
             if _facts.phase(pod) == "Succeeded":
                 continue
             ended_by_end = end is not None and end["type"] != "SuccessCriteriaMet"
-            counts = (lost or ended_by_end) and _failure_policy.match(self.job, pod).counts
+            counts = (lost or ended_by_end) and _end.match(self.job, pod).counts
             if counts and _uid(pod) not in uncounted:
                 uncounted.append(_uid(pod))
         if uncounted:

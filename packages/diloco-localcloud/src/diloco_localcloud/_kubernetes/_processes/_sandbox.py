@@ -73,23 +73,16 @@ class Sandbox:
         home = self._folder / name
         (home / "root").mkdir(parents=True, exist_ok=True)
         termination = home / "termination"
-        known = _volumes.paths(
-            pod, container, _volumes.make(self._store, pod, self._folder), termination
-        )
+        folders = _volumes.make(self._store, pod, self._folder)
+        known = _volumes.paths(pod, container, folders, termination)
         base = {**self._base, "HOSTNAME": pod["spec"].get("hostname", pod["metadata"]["name"])}
         env = _environment.resolve(self._store, pod, container, base)
-        own_names = {entry["name"] for entry in container.get("env") or []}
-        env = {
-            key: _volumes.rewrite(value, known) if key in own_names else value
-            for key, value in env.items()
-        }
+        own = {entry["name"] for entry in container.get("env") or []} & env.keys()
+        env |= {name: _volumes.rewrite(env[name], known) for name in own}
         words = [*(container.get("command") or []), *(container.get("args") or [])]
         argv = [_volumes.rewrite(_environment.expand(word, env), known) for word in words]
-        cwd = (
-            Path(_volumes.rewrite(container["workingDir"], known))
-            if container.get("workingDir")
-            else home / "root"
-        )
+        inside = container.get("workingDir")
+        cwd = Path(_volumes.rewrite(inside, known)) if inside else home / "root"
         self._inside[name] = Inside(env, cwd, known)
         limit = ((container.get("resources") or {}).get("limits") or {}).get("memory")
         log = self.logs[name] = Log()
@@ -131,14 +124,11 @@ class Sandbox:
                 text = file.read(MESSAGE_BYTES)
         except OSError:
             text = b""
-        if (
-            not text
-            and failed
-            and container.get("terminationMessagePolicy") == "FallbackToLogsOnError"
-        ):
-            log = self.logs.get(container["name"])
-            count = len(log.times()) if log else 0
-            entries = log.entries(max(0, count - 80), count) if log else []
+        falls_back = container.get("terminationMessagePolicy") == "FallbackToLogsOnError"
+        if failed and falls_back and not text:
+            log = self.logs[container["name"]]
+            count = len(log.times())
+            entries = log.entries(max(0, count - 80), count)
             text = b"".join(entry for _, entry in entries)[-2048:]
         return str(text, errors="replace")
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hmac
 import inspect
 import logging
 import struct
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from google.protobuf import message_factory
@@ -110,18 +111,12 @@ class Api:
         for method in service.methods:
             kinds = (method.client_streaming, method.server_streaming)
             made[f"/{service.full_name}/{method.name}"] = Handler(
-                self._handler(method.name),
+                functools.partial(self._handle, method.name),
                 next(cardinality for cardinality in Cardinality if cardinality.value == kinds),
                 message_factory.GetMessageClass(method.input_type),
                 message_factory.GetMessageClass(method.output_type),
             )
         return made
-
-    def _handler(self, name: str) -> Callable[[Stream[Any, Any]], Any]:
-        async def handle(stream: Stream[Any, Any]) -> None:
-            await self._handle(name, stream)
-
-        return handle
 
     async def _handle(self, name: str, stream: Stream[Any, Any]) -> None:
         request, status, key = None, "OK", ""
@@ -161,7 +156,9 @@ class Api:
         if rpc is None:
             raise RefusedError("UNIMPLEMENTED", f"the stand-in does not serve {name}")
         if inspect.isasyncgenfunction(rpc):
-            await self._stream(rpc(request, context), stream)
+            async with contextlib.aclosing(rpc(request, context)) as items:
+                async for item in items:
+                    await stream.send_message(item)
             return
         if inspect.iscoroutinefunction(rpc):
             answer = await rpc(request, context)
@@ -171,11 +168,6 @@ class Api:
         if fault is not None and fault.kind == "ambiguous":
             raise CutError
         await stream.send_message(Empty() if answer is None else answer)
-
-    async def _stream(self, items: AsyncIterator[Any], stream: Stream[Any, Any]) -> None:
-        async with contextlib.aclosing(items) as iterator:  # type: ignore[type-var]
-            async for item in iterator:
-                await stream.send_message(item)
 
     def _admit(self, headers: Mapping[str, Any]) -> Context:
         """Return the context of a request whose sender may ask.
