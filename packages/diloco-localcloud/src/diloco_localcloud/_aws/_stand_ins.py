@@ -33,7 +33,6 @@ class SageMakerStandIn(Service):
         port: the port to listen on; 0 for a free one.
         region: the AWS region, which clients have to name.
         account: twelve digits.
-        start: where the virtual clock begins, in seconds since the epoch.
         real_time: use the wall clock, which a test cannot move, instead of a virtual one.
 
     Attributes:
@@ -54,11 +53,10 @@ class SageMakerStandIn(Service):
         port: int = 0,
         region: str = "us-east-1",
         account: str = "123456789012",
-        start: float = EPOCH,
         real_time: bool = False,
     ) -> None:
         self._key, self._secret = "AKIA" + secrets.token_hex(8).upper(), secrets.token_urlsafe(30)
-        self._region = Region(Timeline(start, time.time if real_time else None), region, account)
+        self._region = Region(Timeline(EPOCH, time.time if real_time else None), region, account)
         super().__init__(port, self._region.timeline, self._region.lock)
         self._api = Api(self._region, self._key)
         self.world = TrainingWorld(self._region)
@@ -123,7 +121,6 @@ class SageMakerProcesses(SageMakerStandIn):
         account: twelve digits.
         env: the variables that the "image" gives every container; None for PATH (with this Python
             first), HOME, PYTHONPATH and a few more variables of this process.
-        start_seconds: the time from a create, or an interruption, until a job trains.
         kill_seconds: the time between SIGTERM and SIGKILL; SageMaker waits 120.
 
     Attributes:
@@ -145,17 +142,15 @@ class SageMakerProcesses(SageMakerStandIn):
         region: str = "us-east-1",
         account: str = "123456789012",
         env: Mapping[str, str] | None = None,
-        start_seconds: float = 0.0,
         kill_seconds: float = KILL_SECONDS,
     ) -> None:
-        for name, seconds in (("start_seconds", start_seconds), ("kill_seconds", kill_seconds)):
-            if seconds < 0:
-                raise StandInError(f"{name} must be 0 or more, not {seconds}")
+        if kill_seconds < 0:
+            raise StandInError(f"kill_seconds must be 0 or more, not {kill_seconds}")
         super().__init__(port=port, region=region, account=account, real_time=True)
         self._files, self._base = self._run_programs(env)
         self._kill_seconds = kill_seconds
         self._machines: LocalMachines | None = None
-        self.world.habits.auto_start = start_seconds
+        self.world.habits.auto_start = 0.0
         self.world.habits.upload_seconds = 0.0
 
     def start(self) -> Self:

@@ -150,8 +150,6 @@ class KubernetesStandIn(KubernetesService):
         tls: serve HTTPS with a certificate of its own; None does so where the ``openssl`` command
             exists. The bearer token is required either way.
         namespace: the namespace of the kubeconfig; it is made if it is not ``default``.
-        start: where the virtual clock begins, in seconds since the epoch.
-        seed: the seed of names and uids.
         kueue: Kueue is installed: Jobs with a queue label are suspended until ``world.admit``.
             True, or the version of its API: ``v1beta1`` (also for True) or ``v1beta2``.
         nodes: the nodes on which pods are placed, by their requests, node selectors, required node
@@ -181,16 +179,14 @@ class KubernetesStandIn(KubernetesService):
         port: int = 0,
         tls: bool | None = None,
         namespace: str = "default",
-        start: float = EPOCH,
-        seed: int = 0,
         kueue: bool | str = False,
         nodes: Sequence[Node] | None = None,
         strict_timing: int | None = None,
     ) -> None:
         declared = [Node("stand-in-0")] if nodes is None else nodes
         cluster = Cluster(
-            Timeline(start),
-            seed=seed,
+            Timeline(EPOCH),
+            seed=0,
             nodes=[node.manifest() for node in declared],
             strict_timing=strict_timing,
         )
@@ -215,14 +211,12 @@ class KubernetesProcesses(KubernetesService):
             exists. The bearer token is required either way.
         namespace: the namespace of the kubeconfig; it is made if it is not ``default``.
         resources: the resources of the one node, such as ``{"nvidia.com/gpu": "8"}``, added to 64
-            CPUs, 256 GiB and 2000 pods. Pods that ask for more stay unscheduled.
-        labels: the labels of the one node, which takes pods whatever their selectors are.
+            CPUs, 256 GiB and 2000 pods. Pods that ask for more stay unscheduled; their selectors
+            and tolerations are not looked at.
         env: the variables that the "image" gives every container; None for PATH (with this Python
             first), HOME, PYTHONPATH and a few more variables of this process.
         backoff_seconds: the first wait of the Job controller before it replaces a failed pod; a
             real one waits 10.
-        nodes: the nodes on which pods are placed, by their requests, node selectors, required node
-            affinity and tolerations; None for the one node.
         strict_timing: a seed from which the delays of a real control plane are drawn (0.5 to 3.4 s
             from an exit to the status of the Job, and more while the Job changes for other
             reasons), and some answers arrive late. 0 makes delays as short as possible; so does
@@ -236,8 +230,7 @@ class KubernetesProcesses(KubernetesService):
         calls: the requests so far.
 
     Raises:
-        StandInError: no such port, resources that are not quantities, or resources or labels
-            together with nodes.
+        StandInError: no such port, or resources that are not quantities.
 
     Use ``start`` and ``stop``, or a ``with`` block; it can be started once. Thread-safe.
     """
@@ -249,35 +242,26 @@ class KubernetesProcesses(KubernetesService):
         tls: bool | None = None,
         namespace: str = "default",
         resources: Mapping[str, str] | None = None,
-        labels: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
         backoff_seconds: float = 10.0,
-        nodes: Sequence[Node] | None = None,
         strict_timing: int | None = None,
     ) -> None:
-        if nodes is not None and (resources or labels):
-            raise StandInError(
-                "resources and labels are those of the one node; with nodes, each has its own"
-            )
-        one = Node("local-0", labels or {}, resources=resources or {})
-        declared, filters = (
-            ([one], [_scheduling.full]) if nodes is None else (nodes, _scheduling.ALL)
-        )
         if backoff_seconds <= 0:
             raise StandInError(f"backoff_seconds must be above 0, not {backoff_seconds}")
+        one = Node("local-0", resources=resources or {})
         offset = time.time() - time.monotonic()  # unlike the wall clock, this one must not jump
         clock = Timeline(0.0, clock=lambda: offset + time.monotonic())
         cluster = Cluster(
             clock,
             seed=time.time_ns(),
-            nodes=[node.manifest() for node in declared],
+            nodes=[one.manifest()],
             strict_timing=strict_timing,
         )
         super().__init__(
             cluster, port=port, tls=tls, namespace=namespace, backoff_seconds=backoff_seconds
         )
         place, base = self._run_programs(env)
-        self._kubelet = ProcessKubelet(cluster, self.images, filters, place, base)
+        self._kubelet = ProcessKubelet(cluster, self.images, [_scheduling.full], place, base)
         self.pods = LocalPods(self._kubelet)
 
     def _end_programs(self) -> None:

@@ -120,7 +120,6 @@ class ModalStandIn(ModalService):
 
     Args:
         port: the port to listen on; 0 for a free one.
-        workspace: the name of the workspace.
         start: where the virtual clock begins, in seconds since the epoch. By default twenty days
             ago: the client asks for logs up to the time of its own clock, and would not see those
             of a virtual clock that is ahead.
@@ -142,12 +141,11 @@ class ModalStandIn(ModalService):
         self,
         *,
         port: int = 0,
-        workspace: str = "stand-in",
         start: float | None = None,
     ) -> None:
         begin = float(int(time.time()) - _BEHIND) if start is None else start
         timeline = Timeline(begin)
-        super().__init__(Workspace(timeline, workspace), port)
+        super().__init__(Workspace(timeline), port)
         self.world = ModalWorld(self._workspace)
 
 
@@ -161,7 +159,6 @@ class ModalProcesses(ModalService):
 
     Args:
         port: the port to listen on; 0 for a free one.
-        workspace: the name of the workspace.
         env: the variables that the "image" gives every container; None for PATH (with this Python
             first), HOME, PYTHONPATH and a few more variables of this process. The variables of the
             function's secrets are added to them.
@@ -184,13 +181,12 @@ class ModalProcesses(ModalService):
         self,
         *,
         port: int = 0,
-        workspace: str = "stand-in",
         env: Mapping[str, str] | None = None,
         grace_seconds: float = 30.0,
     ) -> None:
         if grace_seconds < 0:
             raise StandInError(f"grace_seconds must be 0 or more, not {grace_seconds}")
-        super().__init__(Workspace(Timeline(0.0, time.time), workspace), port)
+        super().__init__(Workspace(Timeline(0.0, time.time)), port)
         self._runner = Runner(self._workspace, *self._run_programs(env))
         self._workspace.calls.program = self._runner
         self._workspace.habits.auto_start = 0.0

@@ -11,8 +11,6 @@ from ._paging import page, page_behind
 
 Json = dict[str, Any]
 
-_TIMES = ("CreationTime", "LastModifiedTime", "TrainingStartTime", "TrainingEndTime")
-
 
 class SageMaker:
     """Answers requests that keep to the service model; called under the region's lock."""
@@ -70,7 +68,7 @@ class SageMaker:
         moment = self._region.timeline.now() - self._region.habits.search_lag
         jobs = [job for job in self._told(moment, tags=True) if _matches(job, request)]
         by = request.get("SortBy", "LastModifiedTime")
-        jobs.sort(key=lambda told: str(told.get(by, "")) if by not in _TIMES else told.get(by, 0.0))
+        jobs.sort(key=lambda told: str(told.get(by, "")))  # moments have ten digits before the dot
         if request.get("SortOrder") != "Ascending":
             jobs.reverse()
         part, token = page(jobs, request.get("MaxResults", 100), request.get("NextToken"))

@@ -51,10 +51,10 @@ class Workspace:
         listeners: called under the lock after every change.
     """
 
-    def __init__(self, timeline: Timeline, name: str) -> None:
+    def __init__(self, timeline: Timeline) -> None:
         self.lock = threading.Condition()
         self.timeline = timeline
-        self.name = name
+        self.name = "stand-in"
         self.habits = ModalHabits()
         self.environments = [DEFAULT_ENVIRONMENT]
         self.apps: dict[str, App] = {}
