@@ -20,7 +20,13 @@ class Recorder:
         self._known: dict[tuple[str, str, str], str] = {}
 
     def say(
-        self, about: Json, reason: str, message: str, *, source: str, warning: bool = False
+        self,
+        about: Json,
+        reason: str,
+        message: str,
+        *,
+        source: str = "kubelet",
+        warning: bool = False,
     ) -> None:
         """Write one event about an object, which must carry its kind and apiVersion."""
         meta, now = about["metadata"], self._timeline.stamp()

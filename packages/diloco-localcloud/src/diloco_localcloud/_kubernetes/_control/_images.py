@@ -60,14 +60,15 @@ class Images:
             pulled()
             return
         why = self._refused[image]
-        self._say(pod, f'Failed to pull image "{image}": {why}')
+        words = f'Failed to pull image "{image}": {why}'
+        self._cluster.events.say(pod, "Failed", words, warning=True)
         self._show(pod, PULL_REASONS[0], why)
 
         def back_off() -> None:
             pod = self._waiting(meta)
             if pod is not None:
                 words = f'Back-off pulling image "{image}"'
-                self._cluster.events.say(pod, "BackOff", words, source="kubelet")
+                self._cluster.events.say(pod, "BackOff", words)
                 self._show(pod, PULL_REASONS[1], f"{words}: ErrImagePull: {why}")
 
         wait = min(2 * wait, LONGEST_SECONDS) or self.first_seconds
@@ -83,7 +84,4 @@ class Images:
     def _show(self, pod: Json, reason: str, message: str) -> None:
         now = self._cluster.timeline.stamp()
         self._cluster.put_pod(_states.waiting(pod, reason, message, now))
-        self._say(pod, f"Error: {reason}")
-
-    def _say(self, pod: Json, message: str) -> None:
-        self._cluster.events.say(pod, "Failed", message, source="kubelet", warning=True)
+        self._cluster.events.say(pod, "Failed", f"Error: {reason}", warning=True)

@@ -61,7 +61,7 @@ class ProcessKubelet:
         """Send a deleted pod SIGTERM now, and SIGKILL at the end of its grace."""
         meta = pod["metadata"]
         sandbox = self._pods.get(meta["uid"])
-        self._say(pod, "Killing", "Stopping containers")
+        self.cluster.events.say(pod, "Killing", "Stopping containers")
         grace = float(meta["deletionGracePeriodSeconds"])
         if sandbox is None or not sandbox.containers:
             if sandbox is None or not sandbox.telling:  # otherwise its end is on the way
@@ -182,7 +182,7 @@ class ProcessKubelet:
                 config = "CreateContainerConfigError"
                 self.cluster.put_pod(_states.waiting(pod, config, words, now))
                 reason, words = "Failed", f"Error: {wrong}"
-            self._say(pod, reason, words, warning=True)
+            self.cluster.events.say(pod, reason, words, warning=True)
             self.cluster.timeline.after(AGAIN_SECONDS, lambda: self._start(meta))
 
     def _run(self, pod: Json, sandbox: Sandbox, container: Json) -> None:
@@ -204,7 +204,7 @@ class ProcessKubelet:
         pod, sandbox, name = self.cluster.pod(meta), self._pods.get(meta["uid"]), container["name"]
         if event["event"] == "started":
             if pod is not None:
-                self._say(pod, "Started", f"Started container {name}")
+                self.cluster.events.say(pod, "Started", f"Started container {name}")
             return
         if sandbox is None:
             return
@@ -259,6 +259,3 @@ class ProcessKubelet:
         sandbox = self._pods.get(meta["uid"])
         for container in sandbox.containers.values() if sandbox else ():
             container.send(number)
-
-    def _say(self, pod: Json, reason: str, message: str, *, warning: bool = False) -> None:
-        self.cluster.events.say(pod, reason, message, source="kubelet", warning=warning)

@@ -138,7 +138,7 @@ class ScriptedKubelet:
         if "nodeName" not in pod["spec"]:
             pod = _states.bound(pod, self.scheduler.node_for(pod), now)
         pod = _states.running(_states.waiting(pod, "ContainerCreating", "", now), now)
-        self.cluster.events.say(pod, "Started", "Started container", source="kubelet")
+        self.cluster.events.say(pod, "Started", "Started container")
         return pod
 
     def added(self, pod: Json) -> None:
@@ -183,7 +183,7 @@ class ScriptedKubelet:
         except _content.MountError as wrong:
             if not self.cluster.out_of_reach(pod):
                 words = str(wrong)
-                self.cluster.events.say(pod, "FailedMount", words, source="kubelet", warning=True)
+                self.cluster.events.say(pod, "FailedMount", words, warning=True)
             longer = min(2 * wait, LONGEST_MOUNT_SECONDS)
             self.cluster.timeline.after(wait, lambda: self._mount(meta, longer))
             return
@@ -207,7 +207,7 @@ class ScriptedKubelet:
         code = habits.term_code if script.term_code is None else script.term_code
         if script.ignores_term or seconds > grace:
             seconds, code = grace, 137
-        self.cluster.events.say(pod, "Killing", "Stopping container", source="kubelet")
+        self.cluster.events.say(pod, "Killing", "Stopping container")
         self.cluster.timeline.after(seconds, lambda: self._killed(meta, code))
 
     def _killed(self, meta: Json, code: int) -> None:

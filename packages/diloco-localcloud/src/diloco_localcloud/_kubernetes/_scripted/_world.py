@@ -107,36 +107,28 @@ class ScriptedPod:
         self, message: str = 'exec: "nope": executable file not found in $PATH: unknown'
     ) -> None:
         """End it because the command cannot be started."""
-        text = (
-            "failed to create containerd task: failed to create shim task: "
-            f"OCI runtime create failed: {message}"
-        )
-        with self._kubelet.at(self._meta) as pod:
-            self._kubelet.end(pod, 128, reason="StartError", message=text)
+        words = "failed to create containerd task: failed to create shim task"
+        self.fail(128, f"{words}: OCI runtime create failed: {message}", reason="StartError")
 
     def image_error(self, reason: str = "ImagePullBackOff", message: str | None = None) -> None:
         """Make the pull of its image fail.
 
         It waits with ``ErrImagePull``, ``ImagePullBackOff`` or ``InvalidImageName``.
         """
-        self.wait_with(reason, message, image=True)
+        name = self.json["spec"]["containers"][0].get("image", "")
+        text = _PULL.format(name)
+        if reason == "ImagePullBackOff":
+            text = f'Back-off pulling image "{name}": ErrImagePull: {text}'
+        self.wait_with(reason, text if message is None else message)
 
-    def wait_with(self, reason: str, message: str | None = None, *, image: bool = False) -> None:
+    def wait_with(self, reason: str, message: str = "") -> None:
         """Make it wait with a reason, such as ``CreateContainerConfigError``."""
         with self._kubelet.at(self._meta) as pod:
             now = self._cluster.timeline.stamp()
-            name = pod["spec"]["containers"][0].get("image", "")
-            text = message if message is not None else ""
-            if image and message is None:
-                text = _PULL.format(name)
-                if reason == "ImagePullBackOff":
-                    text = f'Back-off pulling image "{name}": ErrImagePull: {text}'
             if "nodeName" not in pod["spec"]:
                 pod = _states.bound(pod, self._kubelet.scheduler.node_for(pod), now)
-            self._cluster.put_pod(_states.waiting(pod, reason, text, now))
-            self._cluster.events.say(
-                pod, "Failed", f"Error: {reason}", source="kubelet", warning=True
-            )
+            self._cluster.put_pod(_states.waiting(pod, reason, message, now))
+            self._cluster.events.say(pod, "Failed", f"Error: {reason}", warning=True)
 
     def warn(self, reason: str, message: str, source: str = "kubelet") -> None:
         """Add an event of type Warning about it, such as FailedMount; a repeated one counts up."""
@@ -146,9 +138,8 @@ class ScriptedPod:
     def disrupt(self, reason: str = "PreemptionByScheduler", message: str = "") -> None:
         """Mark it with DisruptionTarget and delete it: preempted, tainted, evicted by the API."""
         with self._kubelet.at(self._meta) as pod:
-            self._cluster.disrupt(
-                pod, reason, message or f"{pod['spec'].get('nodeName')}: {reason}"
-            )
+            message = message or f"{pod['spec'].get('nodeName')}: {reason}"
+            self._cluster.disrupt(pod, reason, message)
 
     def evict(self) -> None:
         """Evict it by the eviction API, as a node drain does."""
