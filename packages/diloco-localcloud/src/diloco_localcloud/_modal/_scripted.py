@@ -9,7 +9,7 @@ from typing import Any
 from .._server._timeline import Clock
 from ._hands import HeldCall, HeldWorkspace
 from ._workspace._call import Call, Payload, Result, Status
-from ._workspace._ids import new_id
+from ._workspace._habits import new_id
 from ._workspace._workspace import Workspace
 
 # A container sends more than this as a blob.

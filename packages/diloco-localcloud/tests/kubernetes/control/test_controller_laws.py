@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diloco_localcloud import KubernetesStandIn
-from diloco_localcloud._kubernetes._api._checks import _jobs
+from diloco_localcloud._kubernetes._api._checks import _specs
 from diloco_localcloud._kubernetes._jobs import _indexes
 from diloco_localcloud._kubernetes._jobs._status import finished, true_condition
 from diloco_localcloud._kubernetes._objects._resources import JOBS, PODS
@@ -66,7 +66,7 @@ def make(spec):
         },
     }
     with cluster.changed:
-        cluster.store.add(JOBS, _jobs.new(cluster.store.prepare(JOBS, body)))
+        cluster.store.add(JOBS, _specs.new_job(cluster.store.prepare(JOBS, body)))
     stand_in.world.auto_start = 0.5
     stand_in.world.settle()
     return stand_in, cluster

@@ -13,7 +13,7 @@ from .._objects import _refusals, _resources
 from .._objects._resources import Resource
 from . import _delete, _exec, _lists, _patch, _protobuf
 from ._access import Access, Route
-from ._checks import _jobs, _names, _pods, _shape
+from ._checks import _names, _shape, _specs
 from ._logs import serve as serve_log
 
 Json = dict[str, Any]
@@ -73,7 +73,7 @@ class Verbs:
         new = store.prepare(resource, body)
         _check(resource, new)
         if resource is _resources.JOBS:
-            new = _jobs.new(self._cluster.admission(new))
+            new = _specs.new_job(self._cluster.admission(new))
             spec = new["spec"]["template"]["spec"]
             warnings += _admit.warnings(store, new["metadata"]["namespace"], spec)
         elif resource is _resources.PODS:
@@ -116,9 +116,9 @@ class Verbs:
         return route.namespace
 
     def _pod(self, new: Json) -> Json:
-        spec = _pods.with_defaults(new.get("spec") or {})
+        spec = _specs.pod_with_defaults(new.get("spec") or {})
         spec.setdefault("serviceAccountName", "default")
-        problems = [*_pods.causes(spec, "spec")]
+        problems = [*_specs.pod_causes(spec, "spec")]
         if problems:
             raise _refusals.invalid(_resources.PODS, new["metadata"]["name"], problems)
         new = {**new, "spec": spec, "status": {"phase": "Pending", "qosClass": "BestEffort"}}
@@ -150,7 +150,7 @@ class Verbs:
         if "status" in old:
             new = {**new, "status": old["status"]}
         if resource is _resources.JOBS:
-            return _jobs.changed(old, new)
+            return _specs.changed_job(old, new)
         if resource is _resources.PODS and new.get("spec") != old["spec"]:
             words = "the stand-in does not change the spec of a pod"
             raise _refusals.invalid(_resources.PODS, route.name, [_names.forbidden("spec", words)])

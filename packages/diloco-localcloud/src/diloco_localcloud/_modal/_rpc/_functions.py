@@ -8,7 +8,7 @@ from typing import Any
 from modal_proto import api_pb2
 
 from .._workspace._app import Function
-from .._workspace._ids import new_id
+from .._workspace._habits import new_id
 from .._workspace._refused import RefusedError, not_found
 from .._workspace._workspace import Workspace
 from ._context import Bell, Context, Rpcs

@@ -8,8 +8,7 @@ from typing import Protocol
 from ..._server._timeline import Timeline
 from ._app import App, Function
 from ._call import Call, Life, Payload, Result, Status
-from ._habits import ModalHabits
-from ._ids import new_id
+from ._habits import ModalHabits, new_id
 from ._refused import not_found
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ._habits import ModalHabits
-from ._ids import new_id
+from ._habits import ModalHabits, new_id
 from ._refused import RefusedError, not_found
 
 

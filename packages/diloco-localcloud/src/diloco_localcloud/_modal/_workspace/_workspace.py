@@ -10,8 +10,7 @@ from ..._server._timeline import Timeline
 from ._app import App, Function
 from ._calls import Calls
 from ._dicts import Dicts
-from ._habits import ModalHabits
-from ._ids import new_id
+from ._habits import ModalHabits, new_id
 from ._logs import Logs
 from ._refused import RefusedError, not_found
 
