@@ -242,6 +242,16 @@ def test_a_job_without_indexes(clients):
     assert clients.job("run")["status"]["succeeded"] == 2
 
 
+def test_elastic_completions(clients):
+    clients.running(clients.indexed("run", 2))
+    clients.patch("run", {"spec": {"completions": 3, "parallelism": 3}})
+    clients.world.settle()
+    assert [pod.index for pod in clients.world.pods("run", "ns")] == [0, 1, 2]
+    clients.patch("run", {"spec": {"completions": 1, "parallelism": 1}})
+    clients.world.settle()
+    assert [pod.index for pod in clients.world.pods("run", "ns")] == [0]
+
+
 def test_a_job_gets_fewer_pods_and_more_again(clients):
     clients.running(clients.indexed("run", 3))
     clients.patch("run", {"spec": {"parallelism": 1}})

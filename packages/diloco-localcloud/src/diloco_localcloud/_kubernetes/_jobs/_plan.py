@@ -235,9 +235,17 @@ class _Look:
         return list(islice(free, most))
 
     def _surplus(self, too_many: int) -> list[Json]:
-        """Return the active pods to end: unready ones first, then those of the last indexes."""
-        ordered = sorted(self.active, key=lambda pod: (_facts.is_ready(pod), -_index(pod)))
-        return ordered[: max(0, too_many)]
+        """Return the active pods to end.
+
+        Those whose index is out of range come first, then unready ones and those of the last
+        indexes.
+        """
+        most = self.spec["completions"]
+        outside = [pod for pod in self.active if self.indexed and _index(pod) >= most]
+        ordered = sorted(
+            self.active, key=lambda pod: (pod not in outside, _facts.is_ready(pod), -_index(pod))
+        )
+        return ordered[: max(0, too_many, len(outside))]
 
     def _ending(self, pods: list[Json]) -> list[Json]:
         """Return active pods that are deleted now, and count them as such."""

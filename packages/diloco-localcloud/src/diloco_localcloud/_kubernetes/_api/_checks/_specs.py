@@ -15,12 +15,8 @@ from ._names import LABEL_WORDS, Cause, forbidden, invalid, is_label, not_suppor
 Json = dict[str, Any]
 
 NO_LIMIT = 2147483647
-# A cluster lets completions change together with parallelism, and a part of the template while the
-# Job is suspended and has never started.
-_IMMUTABLE = (
-    *("completions", "completionMode", "selector", "template"),
-    *("podFailurePolicy", "backoffLimitPerIndex"),
-)
+# A cluster lets a part of the template change while the Job is suspended and has never started.
+_IMMUTABLE = "completionMode selector template podFailurePolicy backoffLimitPerIndex"
 _NUMBERS = (
     *("parallelism", "completions", "backoffLimit", "backoffLimitPerIndex", "maxFailedIndexes"),
     *("activeDeadlineSeconds", "ttlSecondsAfterFinished"),
@@ -61,12 +57,18 @@ def changed_job(old: Json, job: Json) -> Json:
         ApiError: 422.
     """
     job = {**job, "spec": _with_defaults(job.get("spec") or {})}
+    before, after = old["spec"], job["spec"]
     problems = [*_causes(job)]
     problems += [
         forbidden(f"spec.{field}", "field is immutable: the stand-in does not change it")
-        for field in _IMMUTABLE
-        if old["spec"].get(field) != job["spec"].get(field)
+        for field in _IMMUTABLE.split()
+        if before.get(field) != after.get(field)
     ]
+    if before["completions"] != after.get("completions"):
+        apart = [spec.get("completions") != spec["parallelism"] for spec in (before, after)]
+        if before["completionMode"] != "Indexed" or any(apart):
+            words = "of indexed Jobs it can be modified in tandem with spec.parallelism alone"
+            problems.append(invalid("spec.completions", after.get("completions"), words))
     if problems:
         raise _refusals.invalid(JOBS, job["metadata"]["name"], problems)
     return job
