@@ -19,16 +19,13 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 _TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("integer", "long"), (int,)),
+    **dict.fromkeys(("float", "double"), (int, float)),
+    **dict.fromkeys(("map", "structure"), (dict,)),
     "string": (str,),
-    "integer": (int,),
-    "long": (int,),
-    "float": (int, float),
-    "double": (int, float),
     "boolean": (bool,),
     "timestamp": (int, float, str),
     "list": (list,),
-    "map": (dict,),
-    "structure": (dict,),
 }
 
 

@@ -12,8 +12,16 @@ from typing import Any
 from ..._server import _timeline
 from .._pods import _facts
 from .._pods._facts import FAILURES, IGNORED
-from . import _backoff, _end, _indexes
-from ._status import finished, set_condition, start_status, true_condition, write_counts
+from . import _backoff, _end
+from ._status import (
+    finished,
+    index_text,
+    parse_indexes,
+    set_condition,
+    start_status,
+    true_condition,
+    write_counts,
+)
 
 Json = dict[str, Any]
 
@@ -123,12 +131,12 @@ class _Look:
         if not self.indexed:
             return set(range(self.status.get("succeeded", 0) + len(new_succeeded)))
         fresh = {index for pod in new_succeeded if (index := _facts.index_of(pod)) is not None}
-        return _indexes.parse(self.status.get("completedIndexes", "")) | fresh
+        return parse_indexes(self.status.get("completedIndexes", "")) | fresh
 
     def _failed_indexes(self) -> set[int]:
         if not self.per_index:
             return set()
-        failed = _indexes.parse(self.status.get("failedIndexes", ""))
+        failed = parse_indexes(self.status.get("failedIndexes", ""))
         for pod in self.new_failed:
             index, verdict = _facts.index_of(pod), _end.match(self.job, pod)
             failures = _facts.count_of(pod, FAILURES)
@@ -284,9 +292,9 @@ class _Look:
         if done:
             self.status["succeeded"] = len(done)
         if self.indexed and done:
-            self.status["completedIndexes"] = _indexes.text(done)
+            self.status["completedIndexes"] = index_text(done)
         if self.per_index:
-            self.status["failedIndexes"] = _indexes.text(failed)
+            self.status["failedIndexes"] = index_text(failed)
 
     def _announce(self, end: Json | None) -> None:
         """Set the interim condition now; the terminal one follows when all is counted and gone."""
