@@ -53,7 +53,8 @@ def _kubernetes(options: argparse.Namespace, folder: Path, over: threading.Event
 
 def _aws(options: argparse.Namespace, _: Path, over: threading.Event) -> None:
     with SageMakerProcesses(port=options.port, region=options.region) as stand_in:
-        _make_buckets(stand_in, options.bucket)
+        for name in options.bucket:
+            stand_in.create_bucket(name)
         _show(stand_in.environment, stand_in.url)
         over.wait()
 
@@ -69,24 +70,6 @@ def _show(environment: Mapping[str, str], url: str) -> None:
         sys.stdout.write(f"export {name}={shlex.quote(value)}\n")
     sys.stdout.write(f"# {url} runs; Ctrl-C ends it and all that it has started\n")
     sys.stdout.flush()
-
-
-def _make_buckets(stand_in: SageMakerProcesses, names: Sequence[str]) -> None:
-    if not names:
-        return
-    import boto3  # imported here because it is slow to import
-
-    s3 = boto3.client("s3", **stand_in.client_options)
-    region = s3.meta.region_name
-    # S3's home region is the one region that a request must not name.
-    place = (
-        {}
-        if region == "us-east-1"
-        else {"CreateBucketConfiguration": {"LocationConstraint": region}}
-    )
-    for name in names:
-        s3.create_bucket(Bucket=name, **place)
-    s3.close()
 
 
 def _text(pattern: str, words: str) -> Callable[[str], str]:

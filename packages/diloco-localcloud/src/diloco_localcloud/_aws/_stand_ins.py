@@ -91,6 +91,10 @@ class SageMakerStandIn(Service):
             "region_name": self._region.name,
         }
 
+    def create_bucket(self, name: str) -> None:
+        """Create a bucket of S3, as ``CreateBucket`` does."""
+        self._api.s3.create(name, self._region.name)
+
     def _listen(self) -> Server:
         load("sagemaker")
         self._api.s3.check()

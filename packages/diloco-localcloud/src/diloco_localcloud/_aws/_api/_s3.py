@@ -85,6 +85,11 @@ class S3:
         code = int(status.split(" ", 1)[0])
         return Response(code, body, headers.get("Content-Type", "application/xml"), kept)
 
+    def create(self, bucket: str, region: str) -> None:
+        """Create a bucket."""
+        with self._world() as backend:
+            backend.create_bucket(bucket, region)
+
     def write(self, bucket: str, key: str, data: bytes) -> bool:
         """Put an object, as SageMaker does for a job; return False if there is no such bucket."""
         with self._world() as backend:

@@ -39,10 +39,7 @@ _DELETE_OPTIONS: Fields = {
     4: ("propagationPolicy", "text"),
     5: ("dryRun", "texts"),
 }
-_REVIEW: Fields = {
-    1: ("resourceAttributes", _ATTRIBUTES),
-    2: ("nonResourceAttributes", {1: ("path", "text"), 2: ("verb", "text")}),
-}
+_REVIEW: Fields = {1: ("resourceAttributes", _ATTRIBUTES)}
 _DATA: Fields = {2: ("data", ("map", "text")), 3: ("binaryData", ("map", "base64"))}
 # The bodies that `kubectl create KIND` and other commands of kubectl send.
 _KINDS: dict[str, Fields] = {

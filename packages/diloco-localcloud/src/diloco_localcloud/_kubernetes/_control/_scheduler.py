@@ -78,12 +78,10 @@ class Scheduler:
         Raises:
             ValueError: there are filters, so that the pod has to be placed first.
         """
-        if self._filters:
+        nodes = self._cluster.store.list(NODES)
+        if self._filters or not nodes:
             why = _facts.condition(pod, "PodScheduled").get("message", "it was not looked at yet")
             raise ValueError(f"pod {pod['metadata']['name']} has no node: {why}")
-        nodes = self._cluster.store.list(NODES)
-        if not nodes:
-            raise LookupError("there is no node; add one with nodes.add(...)")
         return str(nodes[0]["metadata"]["name"])
 
     def _missing_claim(self, pod: Json) -> str:
