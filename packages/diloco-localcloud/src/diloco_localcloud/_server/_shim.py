@@ -44,9 +44,9 @@ class Shim:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
         try:
-            given = dict(zip(("stdin", "stdout", "stderr"), streams, strict=True))
-            given |= {"env": wanted["env"], "cwd": wanted["cwd"]}
-            self._child = subprocess.Popen(wanted["argv"], start_new_session=True, **given)
+            options = dict(zip(("stdin", "stdout", "stderr"), streams, strict=True))
+            options |= {"env": wanted["env"], "cwd": wanted["cwd"]}
+            self._child = subprocess.Popen(wanted["argv"], start_new_session=True, **options)
         finally:
             for stream in streams:
                 os.close(stream)

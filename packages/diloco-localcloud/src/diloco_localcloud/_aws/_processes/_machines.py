@@ -84,9 +84,9 @@ class LocalMachines:
             event = {"event": "refused", "message": "the image has no entrypoint here"}
             self._ended(job, life, event)
             return
-        given = (job.request.get("Environment") or {}).items()
+        wanted = (job.request.get("Environment") or {}).items()
         names = {"TRAINING_JOB_NAME": job.name, "TRAINING_JOB_ARN": job.arn}
-        variables = {key: life.folder.rewritten(text) for key, text in given}
+        variables = {key: life.folder.rewritten(text) for key, text in wanted}
         env = {**self._base, **self._connect, **names, **variables}
         stream = f"{job.name}/algo-1-{int(self._region.timeline.now())}"
         argv = [life.folder.rewritten(word) for word in words]

@@ -336,8 +336,8 @@ class Region:
         quota = self.habits.quotas.get(job.instance)
         if quota is None:
             return
-        alike = [each for each in self.lives if each.instance == job.instance]
-        used = sum(each.instances for each in alike if not each.frees_quota)
+        rivals = [other for other in self.lives if other.instance == job.instance]
+        used = sum(other.instances for other in rivals if not other.frees_quota)
         if used + job.instances > quota:
             use = "spot training job usage" if job.spot else "training job usage"
             raise RefusedError(

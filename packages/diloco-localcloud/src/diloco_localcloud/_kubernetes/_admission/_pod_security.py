@@ -73,13 +73,13 @@ def _baseline(spec: Json) -> Iterator[str]:
 
 
 def _restricted(spec: Json) -> Iterator[str]:
-    of_pod = spec.get("securityContext") or {}
+    of_pod, contexts = spec.get("securityContext") or {}, _containers(spec)
     for volume in spec.get("volumes") or []:
         if odd := sorted(volume.keys() - set(_VOLUMES.split())):
             kind = f'uses restricted volume type "{odd[0]}"'
             yield f'restricted volume types (volume "{volume["name"]}" {kind})'
     for words, who, field, complies in _RESTRICTIONS:
-        if names := [name for name, own in _containers(spec) if not complies({**of_pod, **own})]:
+        if names := [name for name, context in contexts if not complies({**of_pod, **context})]:
             yield f"{words} ({who}{_named(names)} must set securityContext.{field})"
     if of_pod.get("runAsUser") == 0:
         yield "runAsUser=0 (pod must not set runAsUser=0)"

@@ -97,5 +97,5 @@ def _check_preconditions(route: Route, obj: Json, wanted: Json) -> None:
 
 def failed(words: str, wanted: str, value: str) -> str:
     """Return how the server words a precondition that failed."""
-    asked = f"{words} in precondition: {wanted}"
-    return f"Precondition failed: {asked}, {words} in object meta: {value}"
+    condition = f"{words} in precondition: {wanted}"
+    return f"Precondition failed: {condition}, {words} in object meta: {value}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from typing import Any
 
 from ..._server._http import Request, Response, as_json
@@ -72,7 +73,7 @@ def _documents(absent: set[str]) -> dict[str, Json]:
         documents[f"/openapi/v3/{folder}"] = {
             "openapi": "3.0.0",
             "info": {"title": "Kubernetes", "version": VERSION["gitVersion"]},
-            "paths": {key: at for each in resources for key, at in _paths(folder, each).items()},
+            "paths": dict(ChainMap(*(_paths(folder, kind) for kind in resources))),
             "components": {"schemas": {}},
         }
         folders[folder] = {"serverRelativeURL": f"/openapi/v3/{folder}?hash=1"}

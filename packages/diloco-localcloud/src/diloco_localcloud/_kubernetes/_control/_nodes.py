@@ -70,10 +70,10 @@ class Node:
         """Return the node, ready, as an object of the API."""
         has = {**RESOURCES, **self.resources}
         taints = [_taint(text) for text in self.taints]
-        own = {"kubernetes.io/hostname": self.name, "kubernetes.io/os": "linux"}
+        names = {"kubernetes.io/hostname": self.name, "kubernetes.io/os": "linux"}
         addresses = {"InternalIP": "127.0.0.1", "Hostname": self.name}
         return {
-            "metadata": {"name": self.name, "labels": {**own, **self.labels}},
+            "metadata": {"name": self.name, "labels": {**names, **self.labels}},
             "spec": {"taints": taints} if taints else {},
             "status": {
                 "capacity": has,

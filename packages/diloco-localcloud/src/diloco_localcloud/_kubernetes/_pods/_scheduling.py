@@ -128,8 +128,8 @@ def toleration_seconds(pod: Json, taint: Json) -> float | None:
     """
     matching = [item for item in pod["spec"].get("tolerations") or [] if _matches(item, taint)]
     limits = [item.get("tolerationSeconds") for item in matching]
-    given = [float(limit) for limit in limits if limit is not None]
-    return min(given, default=None) if matching else 0.0
+    seconds = [float(limit) for limit in limits if limit is not None]
+    return min(seconds, default=None) if matching else 0.0
 
 
 def _matches(toleration: Json, taint: Mapping[str, Any]) -> bool:

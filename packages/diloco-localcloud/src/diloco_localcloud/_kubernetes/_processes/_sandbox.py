@@ -77,8 +77,8 @@ class Sandbox:
         known = _volumes.paths(pod, container, folders, termination)
         base = {**self._base, "HOSTNAME": pod["spec"].get("hostname", pod["metadata"]["name"])}
         env = _environment.resolve(self._store, pod, container, base)
-        own = {entry["name"] for entry in container.get("env") or []} & env.keys()
-        env |= {name: _volumes.rewrite(env[name], known) for name in own}
+        names = {entry["name"] for entry in container.get("env") or []} & env.keys()
+        env |= {name: _volumes.rewrite(env[name], known) for name in names}
         words = [*(container.get("command") or []), *(container.get("args") or [])]
         argv = [_volumes.rewrite(_environment.expand(word, env), known) for word in words]
         inside = container.get("workingDir")

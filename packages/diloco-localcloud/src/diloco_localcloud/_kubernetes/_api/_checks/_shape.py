@@ -176,15 +176,15 @@ def _decode(value: Any, shape: Any, path: str, kind: str) -> Any:
         return [_decode(item, shape[0], f"{path}[{place}]", kind) for place, item in items]
     if not isinstance(value, dict):
         raise _undecodable(value, path, "object", kind)
-    given = {key: item for key, item in value.items() if item is not None}
+    fields = {key: item for key, item in value.items() if item is not None}
     if isinstance(shape, tuple):
-        return {key: _decode(item, shape[1], path, kind) for key, item in given.items()}
+        return {key: _decode(item, shape[1], path, kind) for key, item in fields.items()}
     paths = {key: f"{path}.{key}".lstrip(".") for key in value}
     unknown = sorted(f'unknown field "{paths[key]}"' for key in value.keys() - shape)
     if unknown and any(shape is complete for complete in _COMPLETE):
         raise _unhandled(kind, f"strict decoding error: {', '.join(unknown)}")
     return {
-        key: _decode(item, shape.get(key, "any"), paths[key], kind) for key, item in given.items()
+        key: _decode(item, shape.get(key, "any"), paths[key], kind) for key, item in fields.items()
     }
 
 
