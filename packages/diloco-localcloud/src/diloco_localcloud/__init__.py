@@ -4,26 +4,19 @@ from . import _start  # noqa: F401
 
 # isort: split
 from .__about__ import __version__
-from ._aws._process_stand_in import SageMakerProcesses
-from ._aws._scripted._job import ScriptedTrainingJob
-from ._aws._scripted._world import TrainingWorld
-from ._aws._stand_in import SageMakerStandIn
+from ._aws._scripted import ScriptedTrainingJob, TrainingWorld
+from ._aws._stand_ins import SageMakerProcesses, SageMakerStandIn
 from ._aws._training._region import TrainingHabits
 from ._kubernetes._api._access import Access
 from ._kubernetes._control._images import Images
-from ._kubernetes._control._node import Node
-from ._kubernetes._control._nodes import Nodes
-from ._kubernetes._process_stand_in import KubernetesProcesses
+from ._kubernetes._control._nodes import Node, Nodes
 from ._kubernetes._processes._pod import LocalPod, LocalPods
-from ._kubernetes._scripted._pod import ScriptedPod
-from ._kubernetes._scripted._world import World
-from ._kubernetes._scripted_stand_in import KubernetesStandIn
-from ._modal._hands._dict import ScriptedDict
-from ._modal._process_stand_in import ModalProcesses
-from ._modal._processes._world import LocalCall, LocalCalls
-from ._modal._scripted._call import ScriptedCall
-from ._modal._scripted._world import ModalWorld
-from ._modal._stand_in import ModalStandIn
+from ._kubernetes._scripted._world import ScriptedPod, World
+from ._kubernetes._stand_ins import KubernetesProcesses, KubernetesStandIn
+from ._modal._hands import ScriptedDict
+from ._modal._processes import LocalCall, LocalCalls
+from ._modal._scripted import ModalWorld, ScriptedCall
+from ._modal._stand_ins import ModalProcesses, ModalStandIn
 from ._modal._workspace._habits import ModalHabits
 from ._server._errors import StandInError
 from ._server._faults import Call, Calls, Faults

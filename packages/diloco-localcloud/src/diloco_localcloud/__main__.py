@@ -10,13 +10,11 @@ import signal
 import sys
 import tempfile
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from . import KubernetesProcesses, ModalProcesses, SageMakerProcesses, StandInError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _MOST_SECONDS = 1e9
 
@@ -45,7 +43,7 @@ def _kubernetes(options: argparse.Namespace, folder: Path, over: threading.Event
     with KubernetesProcesses(
         port=options.port,
         namespace=options.namespace,
-        resources=dict(options.resource),
+        resources=dict(text.split("=", 1) for text in options.resource),
         backoff_seconds=options.backoff_seconds,
     ) as stand_in:
         path = stand_in.kubeconfig(options.kubeconfig or folder / "kubeconfig")
@@ -55,7 +53,8 @@ def _kubernetes(options: argparse.Namespace, folder: Path, over: threading.Event
 
 def _aws(options: argparse.Namespace, _: Path, over: threading.Event) -> None:
     with SageMakerProcesses(port=options.port, region=options.region) as stand_in:
-        _make_buckets(stand_in, options.bucket)
+        for name in options.bucket:
+            stand_in.create_bucket(name)
         _show(stand_in.environment, stand_in.url)
         over.wait()
 
@@ -73,37 +72,23 @@ def _show(environment: Mapping[str, str], url: str) -> None:
     sys.stdout.flush()
 
 
-def _make_buckets(stand_in: SageMakerProcesses, names: Sequence[str]) -> None:
-    if not names:
-        return
-    import boto3  # imported here because it is slow to import
+def _text(pattern: str, words: str) -> Callable[[str], str]:
+    """Return the type of an argument that has to match a pattern."""
 
-    s3 = boto3.client("s3", **stand_in.client_options)
-    region = s3.meta.region_name
-    # S3's home region is the one region that a request must not name.
-    place = (
-        {}
-        if region == "us-east-1"
-        else {"CreateBucketConfiguration": {"LocationConstraint": region}}
-    )
-    for name in names:
-        s3.create_bucket(Bucket=name, **place)
-    s3.close()
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text, re.ASCII):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {words}")
+        return text
+
+    return check
 
 
-def _bucket(text: str) -> str:
-    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", text, re.ASCII):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not the name of a bucket: 3 to 63 lower-case letters, digits, dots and "
-            "dashes"
-        )
-    return text
-
-
-def _region(text: str) -> str:
-    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a region, such as eu-west-1")
-    return text
+_BUCKET = _text(
+    r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]",
+    "the name of a bucket: 3 to 63 lower-case letters, digits, dots and dashes",
+)
+_REGION = _text(r"[a-z0-9]+(-[a-z0-9]+)+", "the name of a region, such as eu-west-1")
+_RESOURCE = _text(r"(?s)[^=]+=.+", "of the form NAME=AMOUNT, such as nvidia.com/gpu=8")
 
 
 def _seconds(text: str) -> float:
@@ -118,15 +103,6 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _resource(text: str) -> tuple[str, str]:
-    name, equals, amount = text.partition("=")
-    if not name or not equals or not amount:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not of the form NAME=AMOUNT, such as nvidia.com/gpu=8"
-        )
-    return name, amount
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="diloco-localcloud",
@@ -137,54 +113,29 @@ def _parser() -> argparse.ArgumentParser:
         "folder, as an empty element of it does.",
     )
     kinds = parser.add_subparsers(required=True, metavar="KIND")
-    kube = kinds.add_parser(
-        "kubernetes", help="a Kubernetes API whose pods are processes of this machine"
-    )
-    kube.add_argument(
-        "--kubeconfig",
-        metavar="FILE",
-        help="where to write the kubeconfig; by default a file that goes at the end",
-    )
-    kube.add_argument(
-        "--namespace", default="default", help="namespace of the kubeconfig, made if need be"
-    )
-    kube.add_argument(
-        "--resource",
-        type=_resource,
-        action="append",
-        default=[],
-        metavar="NAME=AMOUNT",
-        help="what the node declares as well",
-    )
-    kube.add_argument(
-        "--backoff-seconds",
-        type=_seconds,
-        default=10.0,
-        help="first wait before a failed pod is replaced (default: 10)",
-    )
-    aws = kinds.add_parser(
-        "aws",
-        help="SageMaker, CloudWatch Logs, S3 and STS; training jobs are processes of this machine",
-    )
-    aws.add_argument(
-        "--region", type=_region, default="us-east-1", help="of AWS (default: us-east-1)"
-    )
-    aws.add_argument(
-        "--bucket",
-        type=_bucket,
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a bucket that there is from the beginning; may be given several times",
-    )
-    modal = kinds.add_parser(
-        "modal", help="Modal; functions that are called run as processes of this machine"
-    )
+    words = "a Kubernetes API whose pods are processes of this machine"
+    kube = kinds.add_parser("kubernetes", help=words)
+    words = "where to write the kubeconfig; by default a file that goes at the end"
+    kube.add_argument("--kubeconfig", metavar="FILE", help=words)
+    words = "namespace of the kubeconfig, made if need be"
+    kube.add_argument("--namespace", default="default", help=words)
+    several: dict[str, Any] = {"action": "append", "default": []}
+    words = "what the node declares as well"
+    kube.add_argument("--resource", type=_RESOURCE, metavar="NAME=AMOUNT", help=words, **several)
+    words = "first wait before a failed pod is replaced (default: 10)"
+    kube.add_argument("--backoff-seconds", type=_seconds, default=10.0, help=words)
+    words = "SageMaker, CloudWatch Logs, S3 and STS; training jobs are processes of this machine"
+    aws = kinds.add_parser("aws", help=words)
+    words = "of AWS (default: us-east-1)"
+    aws.add_argument("--region", type=_REGION, default="us-east-1", help=words)
+    words = "a bucket that there is from the beginning; may be given several times"
+    aws.add_argument("--bucket", type=_BUCKET, metavar="NAME", help=words, **several)
+    words = "Modal; functions that are called run as processes of this machine"
+    modal = kinds.add_parser("modal", help=words)
     for kind, run in ((kube, _kubernetes), (aws, _aws), (modal, _modal)):
         kind.set_defaults(run=run)
-        kind.add_argument(
-            "--port", type=int, default=0, help="port on 127.0.0.1; 0 (the default) for a free one"
-        )
+        words = "port on 127.0.0.1; 0 (the default) for a free one"
+        kind.add_argument("--port", type=int, default=0, help=words)
     return parser
 
 

@@ -1,11 +1,13 @@
-"""Fixtures for pytest.
+"""Fixtures for pytest: a stand-in each, which ends with the test, and so does what it runs.
 
 Use ``pytest_plugins = ["diloco_localcloud.testing"]`` in a ``conftest.py``, or import them by name.
+Those of SageMaker and Modal need the extras ``aws`` and ``modal``.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -18,9 +20,7 @@ from . import (
     SageMakerStandIn,
 )
 from ._kubernetes._control import _delays
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from ._server._service import Service
 
 __all__ = [
     "kubernetes_processes",
@@ -53,55 +53,19 @@ def pytest_configure(config: pytest.Config) -> None:
     _delays.default_seed = seed or _delays.default_seed
 
 
-@pytest.fixture
-def kubernetes_stand_in() -> Iterator[KubernetesStandIn]:
-    """Yield a started stand-in whose pods a test moves; it ends with the test."""
-    with KubernetesStandIn() as stand_in:
-        yield stand_in
+def _fixture(kind: Callable[[], Service], words: str) -> Any:
+    @pytest.fixture
+    def started() -> Iterator[Service]:
+        with kind() as stand_in:
+            yield stand_in
+
+    started.__doc__ = f"Yield a started {words}"
+    return started
 
 
-@pytest.fixture
-def kubernetes_processes() -> Iterator[KubernetesProcesses]:
-    """Yield a stand-in that really runs the pods; it, and they, end with the test."""
-    with KubernetesProcesses() as stand_in:
-        yield stand_in
-
-
-@pytest.fixture
-def sagemaker_stand_in() -> Iterator[SageMakerStandIn]:
-    """Yield a started stand-in whose training jobs a test moves; it ends with the test.
-
-    Needs ``diloco-localcloud[aws]``.
-    """
-    with SageMakerStandIn() as stand_in:
-        yield stand_in
-
-
-@pytest.fixture
-def sagemaker_processes() -> Iterator[SageMakerProcesses]:
-    """Yield a stand-in that really runs training jobs; it, and they, end with the test.
-
-    Needs ``diloco-localcloud[aws]``.
-    """
-    with SageMakerProcesses() as stand_in:
-        yield stand_in
-
-
-@pytest.fixture
-def modal_stand_in() -> Iterator[ModalStandIn]:
-    """Yield a started stand-in whose calls a test moves; it ends with the test.
-
-    Needs ``diloco-localcloud[modal]``.
-    """
-    with ModalStandIn() as stand_in:
-        yield stand_in
-
-
-@pytest.fixture
-def modal_processes() -> Iterator[ModalProcesses]:
-    """Yield a stand-in that really runs the called functions; they end with the test, as it does.
-
-    Needs ``diloco-localcloud[modal]``.
-    """
-    with ModalProcesses() as stand_in:
-        yield stand_in
+kubernetes_stand_in = _fixture(KubernetesStandIn, "Kubernetes whose pods the test moves.")
+kubernetes_processes = _fixture(KubernetesProcesses, "Kubernetes whose pods really run.")
+sagemaker_stand_in = _fixture(SageMakerStandIn, "SageMaker whose jobs the test moves.")
+sagemaker_processes = _fixture(SageMakerProcesses, "SageMaker whose jobs really run.")
+modal_stand_in = _fixture(ModalStandIn, "Modal whose calls the test moves.")
+modal_processes = _fixture(ModalProcesses, "Modal whose functions really run.")

@@ -7,8 +7,7 @@ import pytest
 from botocore.exceptions import ConnectionClosedError, EndpointConnectionError
 
 from diloco_localcloud import SageMakerStandIn, StandInError
-from diloco_localcloud._aws._model._patterns import compiled
-from diloco_localcloud._aws._model._service import load
+from diloco_localcloud._aws._model._check import compiled, load
 
 
 @pytest.mark.sampled

@@ -130,7 +130,7 @@ def test_large_arguments_and_results_go_through_blobs(lab):
 
 
 def test_a_blob_that_is_not_there():
-    blobs = Blobs(Workspace(Timeline(0.0), "name"))
+    blobs = Blobs(Workspace(Timeline(0.0)))
     blobs.start()
     with pytest.raises(urllib.error.HTTPError, match="404") as caught:
         urllib.request.urlopen(blobs.url("bl-none", "GET"))

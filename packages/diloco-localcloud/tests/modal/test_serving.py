@@ -1,5 +1,6 @@
 """The server's own sockets."""
 
+import asyncio
 import gc
 import socket
 import threading
@@ -46,10 +47,11 @@ def test_connections_accepted_at_the_very_end_are_closed():
     serving._loop.call_soon_threadsafe(lambda: (held.set(), go_on.wait()))
     held.wait()
     clients = [socket.create_connection(("127.0.0.1", serving.port)) for _ in range(3)]
-    serving._loop.call_soon_threadsafe(serving._over.set)
+    closed = asyncio.run_coroutine_threadsafe(serving._close(), serving._loop)
     go_on.set()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", ResourceWarning)
+        closed.result()
         stand_in.stop()
         gc.collect()
     for client in clients:

@@ -8,8 +8,7 @@ import time
 import pytest
 from standin_lab import PATIENCE
 
-from diloco_localcloud._server._ticker import Ticker
-from diloco_localcloud._server._timeline import Timeline
+from diloco_localcloud._server._timeline import Ticker, Timeline
 
 pytestmark = pytest.mark.processes
 

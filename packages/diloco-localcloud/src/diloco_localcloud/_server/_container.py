@@ -9,12 +9,10 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 Json = dict[str, Any]
 
@@ -77,14 +75,8 @@ class Container:
         if read is not None:
             readers, writers = zip(os.pipe(), os.pipe(), strict=True)
             streams = ours = [os.open(os.devnull, os.O_RDONLY), *writers]
-        wanted = {
-            "argv": list(command.argv),
-            "env": dict(command.env),
-            "cwd": str(command.cwd),
-            "memory": command.memory,
-            "streams": streams,
-        }
-        text = json.dumps(wanted).encode()
+        wanted = {**vars(command), "cwd": str(command.cwd), "streams": streams}
+        text = json.dumps(wanted | {"argv": [*command.argv], "env": {**command.env}}).encode()
         shim = [sys.executable, "-I", "-S", str(Path(__file__).with_name("_shim.py"))]
         try:
             self._shim = subprocess.Popen(

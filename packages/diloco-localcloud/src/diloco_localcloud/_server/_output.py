@@ -5,10 +5,7 @@ from __future__ import annotations
 import codecs
 import os
 import selectors
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence
 
 
 def read_lines(

@@ -5,18 +5,14 @@ from __future__ import annotations
 import secrets
 import shutil
 import tempfile
+import threading
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import Protocol, Self
 
 from ._container import image_environment
 from ._errors import StandInError
-from ._ticker import Ticker
-
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Mapping
-
-    from ._timeline import Timeline
+from ._timeline import Ticker, Timeline
 
 
 class Listening(Protocol):
@@ -65,9 +61,8 @@ class Service:
 
     def _running(self) -> Listening:
         if self._server is None:
-            raise StandInError(
-                "the stand-in is not started; call start(), or use it in a with block"
-            )
+            words = "the stand-in is not started; call start(), or use it in a with block"
+            raise StandInError(words)
         return self._server
 
     def _listen(self) -> Listening:
@@ -87,10 +82,8 @@ class Service:
         try:
             self._server = self._listen()
         except OSError as wrong:
-            message = (
-                f"port {self._port} of 127.0.0.1 cannot be used: {wrong.strerror}; "
-                "choose another, or 0 for a free one"
-            )
+            words = f"{wrong.strerror}; choose another, or 0 for a free one"
+            message = f"port {self._port} of 127.0.0.1 cannot be used: {words}"
             raise StandInError(message) from None
         if self._folder is not None:
             self._folder.mkdir(mode=0o700)

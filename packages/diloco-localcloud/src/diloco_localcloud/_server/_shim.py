@@ -40,20 +40,13 @@ class Shim:
             os.set_blocking(end, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        with contextlib.suppress(
-            OSError, AttributeError
-        ):  # a subreaper, on Linux: orphans come here
+        # On Linux, a subreaper: orphans come here.
+        with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
         try:
-            self._child = subprocess.Popen(
-                wanted["argv"],
-                env=wanted["env"],
-                cwd=wanted["cwd"],
-                stdin=streams[0],
-                stdout=streams[1],
-                stderr=streams[2],
-                start_new_session=True,
-            )
+            options = dict(zip(("stdin", "stdout", "stderr"), streams, strict=True))
+            options |= {"env": wanted["env"], "cwd": wanted["cwd"]}
+            self._child = subprocess.Popen(wanted["argv"], start_new_session=True, **options)
         finally:
             for stream in streams:
                 os.close(stream)
@@ -65,13 +58,8 @@ class Shim:
         self._kill_all()
         status = self._ended or 0
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-        code = 128 + number if number else os.WEXITSTATUS(status)
-        return {
-            "code": 137 if self._oom else code,
-            "signal": number,
-            "oom": self._oom,
-            "at": time.time(),
-        }
+        code = 137 if self._oom else 128 + number if number else os.WEXITSTATUS(status)
+        return {"code": code, "signal": number, "oom": self._oom, "at": time.time()}
 
     def _wait(self) -> None:
         with selectors.DefaultSelector() as ready:
@@ -147,9 +135,8 @@ def table() -> list[tuple[int, int]]:
     rows: list[tuple[int, int]] = []
     # Importing pathlib would cost as much as everything else here.
     if not os.path.exists("/proc/self/stat"):  # noqa: PTH110
-        with subprocess.Popen(
-            ["ps", "-axo", "pid=,ppid=,stat="], stdout=subprocess.PIPE, text=True
-        ) as ps:
+        words = ["ps", "-axo", "pid=,ppid=,stat="]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as ps:
             for line in ps.communicate()[0].splitlines():
                 pid, parent, state = line.split()
                 if not state.startswith("Z") and int(pid) != ps.pid:
@@ -180,33 +167,27 @@ def say(**words: Any) -> None:
         os.write(1, json.dumps(words).encode() + b"\n")
 
 
-def first_line() -> bytes:
-    """Read the first line on stdin, and not a byte more."""
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = os.read(0, 1)
-        if not byte:
-            sys.exit(1)
-        line += byte
-    return line
-
-
-def main() -> None:
-    """Start the command that stdin names, and look after it until its end."""
-    length = int(first_line())
+def read(length: int) -> bytes:
+    """Read so many bytes on stdin, and not one more."""
     text = b""
     while len(text) < length:
         piece = os.read(0, length - len(text))
         if not piece:
             sys.exit(1)
         text += piece
+    return text
+
+
+def main() -> None:
+    """Start the command that stdin names, and look after it until its end."""
+    line = b""
+    while not line.endswith(b"\n"):
+        line += read(1)
+    text = read(int(line))
     try:
         shim = Shim(json.loads(text))
     except OSError as wrong:
-        say(
-            event="refused",
-            message=f"{wrong.strerror}: {wrong.filename}",
-        )
+        say(event="refused", message=f"{wrong.strerror}: {wrong.filename}")
         return
     except ValueError as wrong:  # a word or a variable that no process can have
         say(event="refused", message=str(wrong))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import ssl
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from websockets.datastructures import Headers
 from websockets.frames import Frame, Opcode
@@ -13,10 +14,6 @@ from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Iterable
 
 MOST_BYTES = 32 * 2**20  # the most in one message
 
@@ -64,31 +61,27 @@ class WebSocket:
             self._protocol.receive_data(data)
         else:
             self._protocol.receive_eof()
-        messages = []
+        messages, kinds = [], (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
         for event in self._protocol.events_received():
-            if isinstance(event, Frame) and event.opcode in (
-                Opcode.TEXT,
-                Opcode.BINARY,
-                Opcode.CONT,
-            ):
+            if isinstance(event, Frame) and event.opcode in kinds:
                 self._parts.append(bytes(event.data))
                 if event.fin:
                     messages.append(b"".join(self._parts))
                     self._parts.clear()
-        self._flush()
+        _flush(self._connection, self._protocol)
         return messages if messages or self._protocol.state is State.OPEN else None
 
     def send(self, message: bytes) -> None:
         """Send one message; do nothing if the client has gone."""
         if self._protocol.state is State.OPEN:
             self._protocol.send_binary(message)
-            self._flush()
+            _flush(self._connection, self._protocol)
 
     def close(self) -> None:
         """Announce that no more will come, and wait until the client has heard it."""
         if self._protocol.state is State.OPEN:
             self._protocol.send_close(1000)
-            self._flush()
+            _flush(self._connection, self._protocol)
         # Then the server ends the connection; a client that follows RFC 6455 (7.1.1) waits for
         # that.
         while self._protocol.state is State.CLOSING and self._protocol.close_rcvd is None:
@@ -102,9 +95,6 @@ class WebSocket:
             while isinstance(self._connection, ssl.SSLSocket) and self._connection.pending():
                 data += self._connection.recv(65536)
         return data
-
-    def _flush(self) -> None:
-        _flush(self._connection, self._protocol)
 
 
 def serve(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diloco_localcloud._kubernetes._api._faults import REFUSALS
+from diloco_localcloud._kubernetes._api._api import REFUSALS
 from diloco_localcloud._server._faults import KINDS
 
 

@@ -11,7 +11,7 @@ import pytest
 from kubernetes import watch
 from standin_lab import PATIENCE
 
-from diloco_localcloud._kubernetes._api import _selectors
+from diloco_localcloud._kubernetes._api import _query as _selectors
 
 LABELS = {
     "a": {"app": "x", "tier": "1"},

@@ -54,12 +54,11 @@ def test_merge_is_idempotent_and_leaves_its_arguments_alone(thing, patch):
 
 
 def test_strategic_merge_of_other_lists_and_maps():
-    thing = {"args": ["a", "b"], "labels": {"x": "1", "y": "2"}, "finalizers": ["one"]}
-    patch = {"args": ["c"], "labels": {"x": None, "z": "3"}, "finalizers": ["two"]}
+    thing = {"args": ["a", "b"], "labels": {"x": "1", "y": "2"}}
+    patch = {"args": ["c"], "labels": {"x": None, "z": "3"}}
     assert applied(_patch.STRATEGIC, thing, patch) == {
         "args": ["c"],
         "labels": {"y": "2", "z": "3"},
-        "finalizers": ["one", "two"],
     }
 
 
@@ -72,10 +71,11 @@ def test_strategic_merge_of_other_lists_and_maps():
         {"spec": {"containers": [{"name": "a", "image": "2"}]}},
         {"containers": [{"name": "c", "$patch": "replace"}]},
         {"$deleteFromPrimitiveList/finalizers": ["x"]},
+        {"metadata": {"finalizers": ["x"]}},
     ],
 )
 def test_what_a_strategic_merge_does_not_serve_is_named(patch):
-    with pytest.raises(ApiError, match=r"does not serve (\$|containers)") as caught:
+    with pytest.raises(ApiError, match=r"does not serve (\$|containers|finalizers)") as caught:
         applied(_patch.STRATEGIC, {"containers": [{"name": "a"}]}, patch)
     assert caught.value.code == 400
 

@@ -13,7 +13,7 @@ from diloco_localcloud._kubernetes._api import _tables
         (0, "0s"),
         (119, "119s"),
         (120, "2m"),
-        (187, "3m7s"),
+        (187, "3m"),
         (3600, "60m"),
         (3 * 3600, "3h"),
         (72 * 3600, "3d"),

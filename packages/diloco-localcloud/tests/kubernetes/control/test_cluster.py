@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from diloco_localcloud._kubernetes._api._checks import _jobs
+from diloco_localcloud._kubernetes._api._checks import _specs
 from diloco_localcloud._kubernetes._control._cluster import Cluster
 from diloco_localcloud._kubernetes._control._garbage import GarbageCollector
 from diloco_localcloud._kubernetes._control._job_controller import JobController
-from diloco_localcloud._kubernetes._control._node import Node
+from diloco_localcloud._kubernetes._control._nodes import Node
 from diloco_localcloud._kubernetes._objects._resources import JOBS, PODS
 from diloco_localcloud._kubernetes._pods import _states
 from diloco_localcloud._server._timeline import Timeline
@@ -43,7 +43,7 @@ def add_job(cluster):
         "template": {"spec": pod},
     }
     body = {"metadata": {"name": "run", "namespace": "default"}, "spec": spec}
-    cluster.store.add(JOBS, _jobs.new(cluster.store.prepare(JOBS, body)))
+    cluster.store.add(JOBS, _specs.new_job(cluster.store.prepare(JOBS, body)))
 
 
 def pods_at(cluster, moment):

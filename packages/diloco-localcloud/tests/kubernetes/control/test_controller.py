@@ -252,6 +252,16 @@ def test_elastic_completions(clients):
     assert [pod.index for pod in clients.world.pods("run", "ns")] == [0]
 
 
+def test_a_job_gets_fewer_pods_and_more_again(clients):
+    clients.running(clients.indexed("run", 3))
+    clients.patch("run", {"spec": {"parallelism": 1}})
+    clients.world.settle()
+    assert [pod.index for pod in clients.world.pods("run", "ns")] == [0]
+    clients.patch("run", {"spec": {"parallelism": 2}})
+    clients.world.settle()
+    assert [pod.index for pod in clients.world.pods("run", "ns")] == [0, 1]
+
+
 def test_no_pods_without_the_service_account(clients):
     clients.create(clients.indexed("run", 2, template={"serviceAccountName": "nope"}))
     clients.world.advance(1)

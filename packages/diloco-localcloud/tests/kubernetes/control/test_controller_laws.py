@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diloco_localcloud import KubernetesStandIn
-from diloco_localcloud._kubernetes._api._checks import _jobs
-from diloco_localcloud._kubernetes._jobs import _indexes
+from diloco_localcloud._kubernetes._api._checks import _specs
+from diloco_localcloud._kubernetes._jobs import _status
 from diloco_localcloud._kubernetes._jobs._status import finished, true_condition
 from diloco_localcloud._kubernetes._objects._resources import JOBS, PODS
 
@@ -66,7 +66,7 @@ def make(spec):
         },
     }
     with cluster.changed:
-        cluster.store.add(JOBS, _jobs.new(cluster.store.prepare(JOBS, body)))
+        cluster.store.add(JOBS, _specs.new_job(cluster.store.prepare(JOBS, body)))
     stand_in.world.auto_start = 0.5
     stand_in.world.settle()
     return stand_in, cluster
@@ -91,14 +91,14 @@ def do(world, cluster, index, deed):
 
 def check(job, before):
     status = job.get("status", {})
-    done = _indexes.parse(status.get("completedIndexes", ""))
-    failed = _indexes.parse(status.get("failedIndexes", ""))
+    done = _status.parse_indexes(status.get("completedIndexes", ""))
+    failed = _status.parse_indexes(status.get("failedIndexes", ""))
     assert not done & failed
     assert done | failed <= set(range(4))
     assert status.get("succeeded", 0) == len(done)
     assert status.get("active", 1) > 0  # a count of 0 is absent
     if before is not None:
-        assert _indexes.parse(before.get("completedIndexes", "")) <= done
+        assert _status.parse_indexes(before.get("completedIndexes", "")) <= done
         assert before.get("failed", 0) <= status.get("failed", 0)
         for kind in ("FailureTarget", "SuccessCriteriaMet", "Failed", "Complete"):
             assert not true_condition(before, kind) or true_condition(status, kind)
@@ -137,9 +137,9 @@ def test_the_status_is_lawful(spec, deeds):
         assert live == []
         assert not any("finalizers" in pod["metadata"] for pod in pods)
     elif not job["spec"].get("suspend"):
-        done = _indexes.parse(job["status"].get("completedIndexes", "")) | _indexes.parse(
-            job["status"].get("failedIndexes", "")
-        )
+        done = _status.parse_indexes(
+            job["status"].get("completedIndexes", "")
+        ) | _status.parse_indexes(job["status"].get("failedIndexes", ""))
         assert len(live) == 4 - len(done)
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from diloco_localcloud import KubernetesProcesses
-from diloco_localcloud._kubernetes import _process_stand_in
+from diloco_localcloud._kubernetes import _stand_ins
 from diloco_localcloud._kubernetes._control._job_controller import BATCH, FLUSH
 from diloco_localcloud._kubernetes._processes import _kubelet, _sandbox
 from diloco_localcloud._server._http import Request
@@ -35,7 +35,7 @@ def exits(monkeypatch):
         return True
 
     monkeypatch.setattr(_sandbox.Sandbox, "start", start)
-    monkeypatch.setattr(_process_stand_in, "Timeline", lambda start, clock: Timeline(1e9))
+    monkeypatch.setattr(_stand_ins, "Timeline", lambda start, clock: Timeline(1e9))
     return told
 
 

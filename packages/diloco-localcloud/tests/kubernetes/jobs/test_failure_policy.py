@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diloco_localcloud._kubernetes._jobs._failure_policy import match
+from diloco_localcloud._kubernetes._jobs._end import match
 
 
 def pod(code=0, condition=None, container="main"):

@@ -9,8 +9,12 @@ from hypothesis import strategies as st
 from diloco_localcloud._kubernetes._control._content import MountError
 from diloco_localcloud._kubernetes._objects._resources import CONFIG_MAPS, SECRETS
 from diloco_localcloud._kubernetes._objects._store import Store
-from diloco_localcloud._kubernetes._processes._environment import ConfigError, field, resolve
-from diloco_localcloud._kubernetes._processes._expand import expand
+from diloco_localcloud._kubernetes._processes._environment import (
+    ConfigError,
+    expand,
+    field,
+    resolve,
+)
 from diloco_localcloud._kubernetes._processes._volumes import make, rewrite
 
 KNOWN = {"A": "1", "B": "$(A)", "long_name": "x y"}

@@ -12,7 +12,6 @@ import pytest
 from standin_lab import PATIENCE
 
 from diloco_localcloud import ModalProcesses
-from diloco_localcloud._modal._workspace._logs import Filter
 from diloco_localcloud._server._container import image_environment
 
 
@@ -49,7 +48,7 @@ class Lab:
         entries = self.stand_in._workspace.logs
 
         def lines() -> list[str]:
-            kept = entries.read(Filter(call_id=call.object_id))
+            kept = entries.read({"function_call_id": call.object_id})
             return [each.data for each in kept if text in each.data]
 
         self.until(lines)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._model._refused import RefusedError
+from .._training._region import Region
 from ._paging import page
-
-if TYPE_CHECKING:
-    from .._training._region import Region
 
 Json = dict[str, Any]
 

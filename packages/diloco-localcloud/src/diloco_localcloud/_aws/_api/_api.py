@@ -5,26 +5,21 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..._server._faults import Call, Calls, Faults, before
 from ..._server._http import CutError, Request, Response
 from ..._server._operations import operations
 from .._model import _check
 from .._model._refused import RefusedError, throttled
-from .._model._service import load
+from .._training._region import Region
 from . import _s3, _xml
 from ._account import Quotas, Registry
-from ._faults import REFUSALS, forbidden
+from ._faults import REFUSALS, Rates, forbidden
 from ._logs import CloudWatchLogs
-from ._rates import Rates
 from ._sagemaker import SageMaker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from .._training._region import Region
 
 Json = dict[str, Any]
 
@@ -74,7 +69,8 @@ class Api:
         self.faults = Faults()
         self.calls = Calls()
         self._rates = Rates(region.timeline, region.habits.rates)
-        self._services: Mapping[str, Mapping[str, Callable[[Json], Json]]] = {
+        self._services: Mapping[str, Mapping[str, Callable[[Json], Any]]] = {
+            **dict.fromkeys(("sts", "iam"), operations(_xml.Identity(region))),
             "ecr": operations(Registry(region)),
             "logs": operations(CloudWatchLogs(region)),
             "sagemaker": operations(SageMaker(region)),
@@ -140,23 +136,20 @@ class Api:
         self._authenticate(request, call)
         if call.service == "s3":
             call.operation, call.name = _s3.operation(request), request.path.lstrip("/")
-        elif call.service in {"sts", "iam"}:
-            call.operation = _xml.form_operation(request, call.service)
+            return
+        code = "InvalidAction" if call.xml else "UnknownOperationException"
+        if call.xml:
+            call.body = dict(_xml.form(request))
+            operation = str(call.body.get("Action", ""))
         else:
             word, _, operation = request.headers.get("x-amz-target", "").partition(".")
-            service = _TARGETS.get(word.partition("_")[0], call.service)
-            if operation not in self._services.get(service, ()):
-                known = "; ".join(
-                    f"{key}: {', '.join(value)}" for key, value in self._services.items()
-                )
-                raise RefusedError(
-                    "UnknownOperationException",
-                    f"the stand-in does not know {service} {operation or request.path}; it knows "
-                    f"{known}; sts: GetCallerIdentity; iam: SimulatePrincipalPolicy; and s3",
-                )
-            call.service, call.operation = service, operation
+            call.service = _TARGETS.get(word.partition("_")[0], call.service)
             call.body = _body(request)
-            call.name = str(call.body.get("TrainingJobName", ""))
+        if operation not in self._services.get(call.service, ()):
+            known = "; ".join(f"{key}: {', '.join(value)}" for key, value in self._services.items())
+            words = f"{call.service} {operation or request.path}; it knows {known}; and s3"
+            raise RefusedError(code, f"the stand-in does not know {words}")
+        call.operation, call.name = operation, str(call.body.get("TrainingJobName", ""))
 
     def _credential(self, request: Request) -> tuple[str, str, str]:
         """Return the access key, the region and the service for which a request is signed."""
@@ -176,17 +169,16 @@ class Api:
             raise forbidden(self._region.caller, call.service, call.operation)
         if call.service == "s3":
             answer = self.s3.answer(request)
-        elif call.service == "sts":
-            answer = _xml.caller_identity(self._region.caller, self._region.account)
-        elif call.service == "iam":
-            with self._region.lock:
-                answer = _xml.simulated(request, self._region.habits)
         else:
             with self._region.lock:
                 if not self._rates.admit(call.operation):
                     raise throttled()
-                _check.check(load(call.service), call.operation, call.body)
+                if not call.xml:
+                    _check.check(_check.load(call.service), call.operation, call.body)
                 result = self._services[call.service][call.operation](call.body)
+            if isinstance(result, str):
+                answer = Response(200, result.encode(), "text/xml")
+            else:
                 answer = Response(200, json.dumps(result).encode(), _KIND)
         if fault is not None and fault.kind == "ambiguous":
             raise CutError
@@ -210,9 +202,7 @@ def _with_id(call: _Asked, answer: Response) -> Response:
 
 
 def _refused(call: _Asked, refused: RefusedError) -> Response:
-    return _xml.refusal(call.service, refused) if call.xml else _refusal(refused)
-
-
-def _refusal(refused: RefusedError) -> Response:
+    if call.xml:
+        return _xml.refusal(call.service, refused)
     body = json.dumps({"__type": refused.code, "message": refused.message}).encode()
     return Response(refused.status, body, _KIND, {"x-amzn-ErrorType": refused.code})

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._model._refused import RefusedError, wrong_parameter
-from .._training._logs import GROUP
+from .._training._region import GROUP, Region, Stream
 from ._paging import page
 
-if TYPE_CHECKING:
-    from .._training._logs import Stream
-    from .._training._region import Region
-
 Json = dict[str, Any]
-
-_ANSWER_BYTES = 1 << 20
-# The bytes that an event counts beyond its text when it is put. AWS does not document how it counts
-# the events that it returns.
-_EVENT_BYTES = 26
 
 
 class CloudWatchLogs:
@@ -32,9 +23,8 @@ class CloudWatchLogs:
             raise wrong_parameter("the stand-in orders streams by their names, ascending")
         prefix = request.get("logStreamNamePrefix", "")
         names = sorted(name for name in streams if name.startswith(prefix))
-        part, token = page(
-            names, request.get("limit", 50), request.get("nextToken"), wrong_parameter
-        )
+        limit, token = request.get("limit", 50), request.get("nextToken")
+        part, token = page(names, limit, token, wrong_parameter)
         descriptions = [self._told(name, streams[name]) for name in part]
         return {"logStreams": descriptions} | ({} if token is None else {"nextToken": token})
 
@@ -44,26 +34,22 @@ class CloudWatchLogs:
         size, token = request.get("limit", 10000), request.get("nextToken")
         if token is None:
             forward = bool(request.get("startFromHead"))
-            place, waited = (0, "") if forward else (len(events), "")
+            begin = end = 0 if forward else len(events)
         else:
-            forward, place, waited = _read(token)
+            forward, begin = _read(token)
+            end = begin
         if forward:
-            begin, end = place, place + _fitting(events[place : place + size])
+            end = begin + len(events[begin : begin + size])
         else:
-            begin, end = place - _fitting(events[max(0, place - size) : place][::-1]), place
-        shown = events[begin:end]
-        if shown and self._region.habits.empty_log_pages and not waited:
-            # As AWS does: a page may be empty though more follows, which only its token shows.
-            begin, end = (place, place)
-            shown, waited = [], "-on"
-        else:
-            end, waited = begin + len(shown), ""
-        items = [{"timestamp": at, "message": line, "ingestionTime": at} for at, line in shown]
-        on_forward, on_backward = (waited, "") if forward else ("", waited)
+            begin = max(0, end - size)
+        items = [
+            {"timestamp": at, "message": line, "ingestionTime": at}
+            for at, line in events[begin:end]
+        ]
         return {
             "events": items,
-            "nextForwardToken": f"f/{end}{on_forward}",
-            "nextBackwardToken": f"b/{begin}{on_backward}",
+            "nextForwardToken": f"f/{end}",
+            "nextBackwardToken": f"b/{begin}",
         }
 
     def _serve_delete_log_stream(self, request: Json) -> Json:
@@ -73,17 +59,13 @@ class CloudWatchLogs:
 
     def _group(self, request: Json) -> dict[str, Stream]:
         if request["logGroupName"] != GROUP or not self._region.logs.group_exists:
-            raise RefusedError(
-                "ResourceNotFoundException", "The specified log group does not exist."
-            )
+            raise _not_found("group")
         return self._region.logs.streams
 
     def _stream(self, request: Json) -> Stream:
         stream = self._group(request).get(request["logStreamName"])
         if stream is None:
-            raise RefusedError(
-                "ResourceNotFoundException", "The specified log stream does not exist."
-            )
+            raise _not_found("stream")
         return stream
 
     def _told(self, name: str, stream: Stream) -> Json:
@@ -98,14 +80,9 @@ class CloudWatchLogs:
         }
 
 
-def _fitting(events: list[tuple[int, str]]) -> int:
-    """Return how many of these events fit into one answer: at least one, if there is one."""
-    size = 0
-    for number, (_, text) in enumerate(events):
-        size += len(text.encode()) + _EVENT_BYTES
-        if size > _ANSWER_BYTES:
-            return max(1, number)
-    return len(events)
+def _not_found(what: str) -> RefusedError:
+    words = f"The specified log {what} does not exist."
+    return RefusedError("ResourceNotFoundException", words)
 
 
 def _in_time(moment: int, request: Json) -> bool:
@@ -113,10 +90,9 @@ def _in_time(moment: int, request: Json) -> bool:
     return (since is None or moment >= since) and (until is None or moment < until)
 
 
-def _read(token: str) -> tuple[bool, int, str]:
-    """Return the direction (True: forward), the place, and the mark that an empty page was sent."""
-    way, _, rest = token.partition("/")
-    place, waited, _ = rest.partition("-")
+def _read(token: str) -> tuple[bool, int]:
+    """Return the direction (True: forward) and the place."""
+    way, _, place = token.partition("/")
     if way not in {"f", "b"} or not (place.isascii() and place.isdecimal() and len(place) < 16):
         raise wrong_parameter("The specified nextToken is invalid.")
-    return way == "f", int(place), waited
+    return way == "f", int(place)

@@ -5,14 +5,10 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from .._model._refused import invalid
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from .._model._refused import RefusedError
+from .._model._refused import RefusedError, invalid
 
 Item = TypeVar("Item")
 T = TypeVar("T")

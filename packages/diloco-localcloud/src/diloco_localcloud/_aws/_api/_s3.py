@@ -6,28 +6,15 @@ import contextlib
 import importlib.util
 import threading
 import urllib.parse
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from ..._server._errors import StandInError
-from ..._server._http import Response
+from ..._server._http import Request, Response
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ..._server._http import Request
-
-_OF_OBJECTS = {
-    "GET": "GetObject",
-    "HEAD": "HeadObject",
-    "PUT": "PutObject",
-    "DELETE": "DeleteObject",
-}
-_OF_BUCKETS = {
-    "GET": "ListObjects",
-    "HEAD": "HeadBucket",
-    "PUT": "CreateBucket",
-    "DELETE": "DeleteBucket",
-}
+_METHODS = ("GET", "HEAD", "PUT", "DELETE")
+_OF_OBJECTS = ("GetObject", "HeadObject", "PutObject", "DeleteObject")
+_OF_BUCKETS = ("ListObjects", "HeadBucket", "CreateBucket", "DeleteBucket")
 # The headers that the server writes by itself.
 _OWN_HEADERS = {"connection", "content-type", "date", "server"}
 
@@ -35,7 +22,8 @@ _OWN_HEADERS = {"connection", "content-type", "date", "server"}
 def operation(request: Request) -> str:
     """Return the operation of a request, or its HTTP method if the operation is a rare one."""
     _, _, key = request.path.lstrip("/").partition("/")
-    return (_OF_OBJECTS if key else _OF_BUCKETS).get(request.method, request.method)
+    names = dict(zip(_METHODS, _OF_OBJECTS if key else _OF_BUCKETS, strict=True))
+    return names.get(request.method, request.method)
 
 
 # Moto keeps one set of buckets per process; each request swaps in the buckets of its stand-in. Moto
@@ -96,6 +84,11 @@ class S3:
             kept.pop("Content-Length", None)
         code = int(status.split(" ", 1)[0])
         return Response(code, body, headers.get("Content-Type", "application/xml"), kept)
+
+    def create(self, bucket: str, region: str) -> None:
+        """Create a bucket."""
+        with self._world() as backend:
+            backend.create_bucket(bucket, region)
 
     def write(self, bucket: str, key: str, data: bytes) -> bool:
         """Put an object, as SageMaker does for a job; return False if there is no such bucket."""

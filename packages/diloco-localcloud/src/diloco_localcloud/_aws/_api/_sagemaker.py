@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._model._refused import invalid
-from .._training._job import summary
-from . import _search
+from .._training._job import Job, summary
+from .._training._region import Region
 from ._paging import page, page_behind
-
-if TYPE_CHECKING:
-    from .._training._job import Job
-    from .._training._region import Region
 
 Json = dict[str, Any]
 
@@ -70,11 +66,9 @@ class SageMaker:
                 f"the stand-in searches only for TrainingJob, not for {request['Resource']}"
             )
         moment = self._region.timeline.now() - self._region.habits.search_lag
-        jobs = [job for job in self._told(moment, tags=True) if _search.matches(job, request)]
+        jobs = [job for job in self._told(moment, tags=True) if _matches(job, request)]
         by = request.get("SortBy", "LastModifiedTime")
-        jobs.sort(
-            key=lambda told: str(told.get(by, "")) if by not in _search.TIMES else told.get(by, 0.0)
-        )
+        jobs.sort(key=lambda told: str(told.get(by, "")))  # moments have ten digits before the dot
         if request.get("SortOrder") != "Ascending":
             jobs.reverse()
         part, token = page(jobs, request.get("MaxResults", 100), request.get("NextToken"))
@@ -88,8 +82,7 @@ class SageMaker:
         for job in self._region.lives:
             description = job.at(moment)
             if description is not None:
-                named = [{"Key": key, "Value": value} for key, value in job.tags.items()]
-                descriptions.append({**description, "Tags": named} if tags else description)
+                descriptions.append({**description, **({"Tags": _tags(job)} if tags else {})})
         return descriptions
 
     def _serve_add_tags(self, request: Json) -> Json:
@@ -129,3 +122,41 @@ def _in_list(job: Json, request: Json) -> bool:
             return False
     pool = request.get("WarmPoolStatusEquals")
     return pool is None or job.get("WarmPoolStatus", {}).get("Status") == pool
+
+
+def _matches(job: Json, request: Json) -> bool:
+    """Return whether a job, with its tags, passes all filters of the request's SearchExpression.
+
+    Raises:
+        RefusedError: the expression uses a feature that is not served.
+    """
+    expression = request.get("SearchExpression") or {}
+    unserved = sorted(key for key in expression if key != "Filters")
+    if unserved:
+        raise invalid(f"the stand-in serves Filters alone in a search, not {', '.join(unserved)}")
+    passed = [_passes(job, wanted) for wanted in expression.get("Filters") or ()]
+    return all(passed)  # every filter is looked at, so that an unserved one is refused
+
+
+def _passes(job: Json, wanted: Json) -> bool:
+    name, operator = str(wanted["Name"]), str(wanted.get("Operator", "Equals"))
+    if operator not in ("Contains", "Equals"):
+        raise invalid(f"the stand-in serves the operators Contains and Equals, not {operator}")
+    if "Value" not in wanted:
+        raise invalid(f"the filter of {name} needs a Value")
+    text, value = str(wanted["Value"]), _value(job, name)
+    if operator == "Equals" or value is None:
+        return value is not None and str(value) == text
+    return text.lower() in str(value).lower()
+
+
+def _value(job: Json, name: str) -> Any:
+    word, dot, key = name.partition(".")
+    if word == "Tags" and dot:
+        return next((tag["Value"] for tag in job["Tags"] if tag["Key"] == key), None)
+    value: Any = job
+    for part in name.split("."):
+        if not isinstance(value, dict):
+            return None
+        value = value.get(part)
+    return value

@@ -1,11 +1,16 @@
-"""The check of a request against the service model, with AWS's messages for what is wrong."""
+"""The check of a request against the model that botocore ships, with AWS's messages."""
 
 from __future__ import annotations
 
+import functools
+import itertools
+import re
+import sys
+import unicodedata
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ._patterns import compiled
+from ..._server._errors import StandInError
 from ._refused import RefusedError, invalid, wrong_parameter
 
 if TYPE_CHECKING:
@@ -14,16 +19,13 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 _TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("integer", "long"), (int,)),
+    **dict.fromkeys(("float", "double"), (int, float)),
+    **dict.fromkeys(("map", "structure"), (dict,)),
     "string": (str,),
-    "integer": (int,),
-    "long": (int,),
-    "float": (int, float),
-    "double": (int, float),
     "boolean": (bool,),
     "timestamp": (int, float, str),
     "list": (list,),
-    "map": (dict,),
-    "structure": (dict,),
 }
 
 
@@ -107,3 +109,50 @@ def _broken(shape: Shape, value: Any) -> Iterator[str]:
         yield f"satisfy enum value set: [{', '.join(model['enum'])}]"
     if "pattern" in model and not compiled(model["pattern"]).fullmatch(value):
         yield f"satisfy regular expression pattern: {model['pattern']}"
+
+
+@functools.cache
+def load(name: str) -> ServiceModel:
+    """Return the model of a service, such as ``sagemaker``; it is read once per process.
+
+    Raises:
+        StandInError: botocore is not installed, or is too old to know the service.
+    """
+    try:
+        from botocore.exceptions import UnknownServiceError
+        from botocore.loaders import Loader
+        from botocore.model import ServiceModel
+    except ImportError:
+        raise StandInError(
+            "the stand-ins of AWS need packages that are not here; "
+            "install diloco-localcloud with its extra: diloco-localcloud[aws]"
+        ) from None
+    try:
+        return ServiceModel(Loader().load_service_model(name, "service-2"), name)
+    except UnknownServiceError as wrong:
+        raise StandInError(f"this version of botocore has no model of {name}: {wrong}") from None
+
+
+# The characters that Java's dot does not match.
+_DOT = r"[^\n\r\u0085\u2028\u2029]"
+_POSIX = {"Alnum": "a-zA-Z0-9", "Alpha": "a-zA-Z", "Digit": "0-9", "ASCII": r"\x00-\x7f"}
+_TOKEN = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\.")
+
+
+@functools.cache
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Return a pattern of a model, which is in Java's syntax, to be matched with ``fullmatch``."""
+    ranges = re.sub(r"\\p\{(\w+)\}", lambda named: _ranges(named[1]), pattern)
+    text = _TOKEN.sub(lambda token: _DOT if token[0] == "." else token[0], ranges)
+    return re.compile(text, re.ASCII)
+
+
+@functools.cache
+def _ranges(name: str) -> str:
+    """Return the characters of a class of Java's, as they are written between brackets."""
+    if name in _POSIX:
+        return _POSIX[name]
+    points = (p for p in range(sys.maxunicode + 1) if unicodedata.category(chr(p))[0] == name)
+    spans = itertools.groupby(enumerate(points), lambda item: item[1] - item[0])
+    ends = [[point for _, point in span] for _, span in spans]
+    return "".join(f"\\U{span[0]:08x}-\\U{span[-1]:08x}" for span in ends)

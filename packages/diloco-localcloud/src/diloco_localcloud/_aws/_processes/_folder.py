@@ -6,16 +6,12 @@ https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo.ht
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..._server._files import open_regular
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from .._api._s3 import S3
-    from .._training._job import Job
+from .._api._s3 import S3
+from .._training._job import Job
 
 ROOT = "/opt/ml"
 _REASON_BYTES = 1024
@@ -51,11 +47,8 @@ class JobFolder:
         request = self._job.request
         config = self.root / "input/config"
         (config / "hyperparameters.json").write_text(json.dumps(request.get("HyperParameters", {})))
-        resources = {
-            "current_host": "algo-1",
-            "hosts": ["algo-1"],
-            "network_interface_name": "eth0",
-        }
+        host = "algo-1"
+        resources = {"current_host": host, "hosts": [host], "network_interface_name": "eth0"}
         (config / "resourceconfig.json").write_text(json.dumps(resources))
         for channel in request.get("InputDataConfig") or ():
             uri = channel["DataSource"]["S3DataSource"]["S3Uri"]

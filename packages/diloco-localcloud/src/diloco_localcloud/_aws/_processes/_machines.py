@@ -5,19 +5,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 from ..._server._container import Command, Container
 from ..._server._output import read_lines
+from .._api._s3 import S3
+from .._training._job import Job
+from .._training._region import Region
 from ._folder import JobFolder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from .._api._s3 import S3
-    from .._training._job import Job
-    from .._training._region import Region
 
 _SYNC_SECONDS = 1.0
 
@@ -81,26 +78,16 @@ class LocalMachines:
     def _begin(self, job: Job, life: _Life) -> None:
         life.folder.fill()
         algorithm = job.request["AlgorithmSpecification"]
-        words = [
-            *(algorithm.get("ContainerEntrypoint") or ()),
-            *(algorithm.get("ContainerArguments") or ()),
-        ]
+        words = [*(algorithm.get("ContainerEntrypoint") or ())]
+        words += algorithm.get("ContainerArguments") or ()
         if not words:
-            self._ended(
-                job, life, {"event": "refused", "message": "the image has no entrypoint here"}
-            )
+            event = {"event": "refused", "message": "the image has no entrypoint here"}
+            self._ended(job, life, event)
             return
-        variables = {
-            key: life.folder.rewritten(text)
-            for key, text in (job.request.get("Environment") or {}).items()
-        }
-        env = {
-            **self._base,
-            **self._connect,
-            "TRAINING_JOB_NAME": job.name,
-            "TRAINING_JOB_ARN": job.arn,
-            **variables,
-        }
+        wanted = (job.request.get("Environment") or {}).items()
+        names = {"TRAINING_JOB_NAME": job.name, "TRAINING_JOB_ARN": job.arn}
+        variables = {key: life.folder.rewritten(text) for key, text in wanted}
+        env = {**self._base, **self._connect, **names, **variables}
         stream = f"{job.name}/algo-1-{int(self._region.timeline.now())}"
         argv = [life.folder.rewritten(word) for word in words]
         self._thread(lambda: self._sync(life))
@@ -135,12 +122,12 @@ class LocalMachines:
         with self._region.lock:
             self._closed = True
             lives = list(self._lives.values())
+        containers = [life.container for life in lives if life.container is not None]
+        for container in containers:
+            container.kill()
+        for container in containers:
+            container.join()
         for life in lives:
-            if life.container is not None:
-                life.container.kill()
-        for life in lives:
-            if life.container is not None:
-                life.container.join()
             life.over.set()
         for thread in list(self._threads):
             thread.join()

@@ -24,13 +24,8 @@ _MESSAGES = {
     "MaxRuntimeExceeded": "Training job runtime exceeded MaxRuntimeInSeconds provided",
     "MaxWaitTimeExceeded": "Training job wait time exceeded MaxWaitTimeInSeconds provided",
 }
-_POOL_RESOURCES = ("InstanceType", "InstanceCount", "VolumeKmsKeyId", "VolumeSizeInGB")
-_POOL_SETTINGS = (
-    "RoleArn",
-    "VpcConfig",
-    "EnableInterContainerTrafficEncryption",
-    "EnableNetworkIsolation",
-)
+_POOL_RESOURCES = "InstanceType InstanceCount VolumeKmsKeyId VolumeSizeInGB"
+_POOL_SETTINGS = "RoleArn VpcConfig EnableInterContainerTrafficEncryption EnableNetworkIsolation"
 
 
 @dataclass
@@ -115,8 +110,8 @@ class Job:
         """
         request, resources = self.request, self.request["ResourceConfig"]
         return [
-            *(resources.get(key) for key in _POOL_RESOURCES),
-            *(request.get(key) or False for key in _POOL_SETTINGS),
+            *(resources.get(key) for key in _POOL_RESOURCES.split()),
+            *(request.get(key) or False for key in _POOL_SETTINGS.split()),
         ]
 
     def move(self, now: float, secondary: str, *, status: str = "", message: str = "") -> None:
@@ -126,11 +121,8 @@ class Job:
         if self.transitions:
             self.transitions[-1]["EndTime"] = now
         self.secondary, self.status, self.modified = secondary, status or self.status, now
-        entry = {
-            "Status": secondary,
-            "StartTime": now,
-            "StatusMessage": message or _MESSAGES[secondary],
-        }
+        text = message or _MESSAGES[secondary]
+        entry = {"Status": secondary, "StartTime": now, "StatusMessage": text}
         self.transitions.append(entry)
         if secondary == "Training" and self.started is None:
             self.started = now
@@ -151,28 +143,24 @@ class Job:
 
     def description(self) -> Json:
         """Return its description, as Describe answers it."""
-        request = {key: value for key, value in self.request.items() if key != "Tags"}
         answer = {
-            **request,
+            **{key: value for key, value in self.request.items() if key != "Tags"},
             "TrainingJobArn": self.arn,
             "TrainingJobStatus": self.status,
             "SecondaryStatus": self.secondary,
             "CreationTime": self.created,
             "LastModifiedTime": self.modified,
             "SecondaryStatusTransitions": copy.deepcopy(self.transitions),
+            "TrainingStartTime": self.started,
+            "TrainingEndTime": self.ended,
+            "FailureReason": self.failure or None,
+            "WarmPoolStatus": dict(self.warm_pool) if self.warm_pool else None,
         }
-        if self.started is not None:
-            answer["TrainingStartTime"] = self.started
         if self.ended is not None:
-            answer["TrainingEndTime"] = self.ended
             answer["TrainingTimeInSeconds"] = answer["BillableTimeInSeconds"] = int(self.trained)
-        if self.failure:
-            answer["FailureReason"] = self.failure
-        if self.warm_pool:
-            answer["WarmPoolStatus"] = dict(self.warm_pool)
         if self.status in ENDED and self.started is not None:
             answer["ModelArtifacts"] = {"S3ModelArtifacts": self._artifacts()}
-        return answer
+        return {key: value for key, value in answer.items() if value is not None}
 
     def _artifacts(self) -> str:
         output = self.request["OutputDataConfig"]
@@ -182,12 +170,7 @@ class Job:
 
 def summary(description: Json) -> Json:
     """Return the part of a description that a list shows."""
-    members = (
-        "TrainingJobName",
-        "TrainingJobArn",
-        "CreationTime",
-        "TrainingEndTime",
-        "LastModifiedTime",
-    )
-    also = ("TrainingJobStatus", "SecondaryStatus", "WarmPoolStatus")
-    return {key: description[key] for key in (*members, *also) if key in description}
+    times = ("CreationTime", "TrainingEndTime", "LastModifiedTime")
+    states = ("TrainingJobStatus", "SecondaryStatus", "WarmPoolStatus")
+    members = ("TrainingJobName", "TrainingJobArn", *times, *states)
+    return {key: description[key] for key in members if key in description}

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
+from ..._server._timeline import Timeline
 from .._model._refused import RefusedError, invalid
 from ._job import ENDED, Job
-from ._logs import Logs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..._server._timeline import Timeline
 
 Json = dict[str, Any]
 
 # The seconds that SageMaker gives a program between SIGTERM and SIGKILL.
 KILL_SECONDS = 120.0
 _DAY = 86400
+# The log group of all training jobs.
+GROUP = "/aws/sagemaker/TrainingJobs"
 # The only failure after which a RetryStrategy lets a job begin again.
 _INTERNAL = "InternalServerError"
 _REASON_BYTES = 1024
-_NO_CAPACITY = (
+NO_CAPACITY = (
     "CapacityError: Unable to provision requested ML compute capacity. "
     "Please retry using a different ML instance type."
 )
@@ -49,7 +48,6 @@ class TrainingHabits:
         refused_roles: ARNs that the caller may not pass.
         missing_images: images that ECR does not have, as ``repository:tag``.
         roles_without_rights: ARNs of roles that no policy allows anything.
-        empty_log_pages: GetLogEvents gives an empty page before each page that has events.
     """
 
     def __init__(self) -> None:
@@ -65,7 +63,34 @@ class TrainingHabits:
         self.refused_roles: set[str] = set()
         self.missing_images: set[str] = set()
         self.roles_without_rights: set[str] = set()
-        self.empty_log_pages = False
+
+
+@dataclass
+class Stream:
+    """One log stream.
+
+    Attributes:
+        created: when it was created, in milliseconds since the epoch.
+        events: (moment in milliseconds, message), oldest first.
+    """
+
+    created: int
+    events: list[tuple[int, str]] = field(default_factory=list)
+
+
+class Logs:
+    """The streams of the group by name; guarded by the region's lock."""
+
+    def __init__(self) -> None:
+        self.streams: dict[str, Stream] = {}
+        self.group_exists = False
+
+    def write(self, name: str, now: float, text: str) -> None:
+        """Add the lines of a text to a stream, which is made if need be: one event per line."""
+        self.group_exists = True
+        moment = int(now * 1000)
+        stream = self.streams.setdefault(name, Stream(moment))
+        stream.events += [(moment, line) for line in text.removesuffix("\n").split("\n")]
 
 
 class Machines(Protocol):
@@ -180,10 +205,6 @@ class Region:
         else:
             self._end(job, failure)
 
-    def lack_capacity(self, job: Job) -> None:
-        """Fail the job because there are no instances for it."""
-        self.finish(job, _NO_CAPACITY)
-
     def interrupt(self, job: Job) -> None:
         """Take the job's spot instances away; it starts again when there are others."""
         if not job.spot:
@@ -210,9 +231,7 @@ class Region:
             raise invalid(
                 f"The request was rejected because the training job is in status {job.status}."
             )
-        seconds = min(job.term_seconds, KILL_SECONDS) if job.secondary == "Training" else 0.1
-        job.move(self.timeline.now(), "Stopping", status="Stopping")
-        self._end_by(seconds, job, "Stopped")
+        self._end_by(0.1, job, "Stopped")
 
     def delete(self, job: Job) -> None:
         """Delete the job, as DeleteTrainingJob does.
@@ -221,18 +240,11 @@ class Region:
             RefusedError: it has not ended, or has a warm pool.
         """
         if job.status not in ENDED:
-            raise RefusedError(
-                "ResourceInUse",
-                f"Training job {job.arn} cannot be deleted while it is in status {job.status}.",
-            )
+            words = f"while it is in status {job.status}."
+            raise RefusedError("ResourceInUse", f"Training job {job.arn} cannot be deleted {words}")
         if job.warm_pool and job.warm_pool["Status"] == "Available":
-            raise RefusedError(
-                "ResourceInUse",
-                (
-                    f"Training job {job.arn} cannot be deleted because it has a warm pool "
-                    "in status Available."
-                ),
-            )
+            words = "because it has a warm pool in status Available."
+            raise RefusedError("ResourceInUse", f"Training job {job.arn} cannot be deleted {words}")
         if not self.habits.delete_seconds:
             self._gone(job)
             return
@@ -251,7 +263,7 @@ class Region:
         habits = self.habits
         if job.instance in habits.no_capacity:
             if not job.spot:
-                self._unless_moved(1.0, job, lambda: self.lack_capacity(job))
+                self._unless_moved(1.0, job, lambda: self.finish(job, NO_CAPACITY))
         elif habits.auto_start is not None:
             self._unless_moved(habits.auto_start, job, lambda: self.start(job))
 
@@ -265,14 +277,14 @@ class Region:
             self._after(wait, lambda: self._overdue(job, "MaxWaitTimeExceeded"))
 
     def _overdue(self, job: Job, secondary: str) -> None:
-        if job.status != "InProgress":
-            return
-        seconds = min(job.term_seconds, KILL_SECONDS) if job.secondary == "Training" else 0.0
-        job.move(self.timeline.now(), "Stopping", status="Stopping")
-        self._end_by(seconds, job, secondary)
+        if job.status == "InProgress":
+            self._end_by(0.0, job, secondary)
 
     def _end_by(self, seconds: float, job: Job, secondary: str) -> None:
-        """End the job after so many seconds or, if there are machines, when they say so."""
+        """End the job: if it trains as soon as its program, or its machine, says so."""
+        if job.secondary == "Training":
+            seconds = min(job.term_seconds, KILL_SECONDS)
+        job.move(self.timeline.now(), "Stopping", status="Stopping")
         if self.machines is None:
             self._unless_moved(seconds, job, lambda: self._stopped(job, secondary))
         else:
@@ -306,11 +318,7 @@ class Region:
         if job.keep_alive:
             job.warm_pool = {"Status": "InUse"}
         for other in self.jobs.values():
-            if (
-                other.warm_pool
-                and other.warm_pool["Status"] == "Available"
-                and other.kind == job.kind
-            ):
+            if (other.warm_pool or {}).get("Status") == "Available" and other.kind == job.kind:
                 self._leave_pool(other, "Reused", ReusedByJob=job.name)
                 job.warm_pool = {"Status": "InUse"}
                 return
@@ -328,11 +336,8 @@ class Region:
         quota = self.habits.quotas.get(job.instance)
         if quota is None:
             return
-        used = sum(
-            other.instances
-            for other in self.lives
-            if other.instance == job.instance and not other.frees_quota
-        )
+        rivals = [other for other in self.lives if other.instance == job.instance]
+        used = sum(other.instances for other in rivals if not other.frees_quota)
         if used + job.instances > quota:
             use = "spot training job usage" if job.spot else "training job usage"
             raise RefusedError(

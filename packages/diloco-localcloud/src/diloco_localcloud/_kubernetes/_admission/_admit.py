@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import itertools
+from typing import Any
 
 from .._objects import _refusals, _resources
-from . import _limits, _pod_security, _quota
-from ._refused import RefusedError
-
-if TYPE_CHECKING:
-    from .._objects._store import Store
+from .._objects._quantities import quantity
+from .._objects._refusals import AdmissionError
+from .._objects._store import Store
+from . import _pod_security, _quota
 
 Json = dict[str, Any]
 
@@ -28,9 +28,7 @@ def admit(store: Store, pod: Json) -> Json:
     """
     namespace = pod["metadata"]["namespace"]
     try:
-        limits = store.list(_resources.LIMIT_RANGES, namespace)
-        pod = _limits.with_defaults(limits, pod)
-        _limits.check(limits, pod)
+        _limits(store, pod)
         _service_account(store, pod)
         pod = _priority(store, pod)
         _runtime_class(store, pod)
@@ -39,7 +37,7 @@ def admit(store: Store, pod: Json) -> Json:
         if level is not None:
             _pod_security.check(level, pod["spec"])
         _quota.check(store, pod)
-    except RefusedError as refused:
+    except AdmissionError as refused:
         meta = pod["metadata"]
         name = meta.get("generateName") or meta.get("name", "")
         message = f'pods "{name}" is forbidden: {refused}'
@@ -63,10 +61,27 @@ def _labels(store: Store, namespace: str) -> Json:
     return entry["metadata"].get("labels") or {}
 
 
+def _limits(store: Store, pod: Json) -> None:
+    """Refuse a pod of which a container may use more than a LimitRange allows, or without limit."""
+    ranges = store.list(_resources.LIMIT_RANGES, pod["metadata"]["namespace"])
+    items = [item for limit_range in ranges for item in limit_range["spec"].get("limits") or []]
+    problems = []
+    for item, container in itertools.product(items, pod["spec"]["containers"]):
+        limits = (container.get("resources") or {}).get("limits") or {}
+        for name, most in sorted((item.get("max") or {}).items()):
+            words = f"maximum {name} usage per Container is {most}"
+            if name not in limits:
+                problems.append(f"{words}.  No limit is specified")
+            elif quantity(limits[name]) > quantity(most):
+                problems.append(f"{words}, but limit is {limits[name]}")
+    if problems:
+        raise AdmissionError(problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]")
+
+
 def _service_account(store: Store, pod: Json) -> None:
     namespace, name = pod["metadata"]["namespace"], pod["spec"]["serviceAccountName"]
     if store.find(_resources.SERVICE_ACCOUNTS, namespace, name) is None:
-        raise RefusedError(
+        raise AdmissionError(
             f"error looking up service account {namespace}/{name}: "
             f'serviceaccount "{name}" not found'
         )
@@ -78,7 +93,7 @@ def _priority(store: Store, pod: Json) -> Json:
         return pod
     priority_class = store.find(_resources.PRIORITY_CLASSES, "", name)
     if priority_class is None and name not in _BUILT_IN:
-        raise RefusedError(f"no PriorityClass with name {name} was found")
+        raise AdmissionError(f"no PriorityClass with name {name} was found")
     value = _BUILT_IN[name] if priority_class is None else priority_class.get("value", 0)
     return {**pod, "spec": {**pod["spec"], "priority": value}}
 
@@ -100,4 +115,4 @@ def _tolerations(pod: Json) -> Json:
 def _runtime_class(store: Store, pod: Json) -> None:
     name = pod["spec"].get("runtimeClassName")
     if name and store.find(_resources.RUNTIME_CLASSES, "", name) is None:
-        raise RefusedError(f'pod rejected: RuntimeClass "{name}" not found')
+        raise AdmissionError(f'pod rejected: RuntimeClass "{name}" not found')

@@ -6,12 +6,10 @@ server.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
-from ._refused import RefusedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+from .._objects._refusals import AdmissionError
 
 Json = dict[str, Any]
 
@@ -40,11 +38,11 @@ def check(wanted: str, spec: Json) -> None:
     """Refuse a pod that does not comply.
 
     Raises:
-        RefusedError: with everything that is wrong.
+        AdmissionError: with everything that is wrong.
     """
     words = problems(wanted, spec)
     if words:
-        raise RefusedError(words.replace("violate ", "violates ", 1))
+        raise AdmissionError(words.replace("violate ", "violates ", 1))
 
 
 def problems(wanted: str, spec: Json) -> str:
@@ -75,42 +73,48 @@ def _baseline(spec: Json) -> Iterator[str]:
 
 
 def _restricted(spec: Json) -> Iterator[str]:
-    containers = _containers(spec)
-    of_pod = spec.get("securityContext") or {}
+    of_pod, contexts = spec.get("securityContext") or {}, _containers(spec)
     for volume in spec.get("volumes") or []:
         if odd := sorted(volume.keys() - set(_VOLUMES.split())):
             kind = f'uses restricted volume type "{odd[0]}"'
             yield f'restricted volume types (volume "{volume["name"]}" {kind})'
-    if names := [
-        name for name, context in containers if context.get("allowPrivilegeEscalation") is not False
-    ]:
-        field = "securityContext.allowPrivilegeEscalation=false"
-        yield f"allowPrivilegeEscalation != false ({_named(names)} must set {field})"
-    if names := [
-        name
-        for name, context in containers
-        if "ALL" not in ((context.get("capabilities") or {}).get("drop") or [])
-    ]:
-        field = 'securityContext.capabilities.drop=["ALL"]'
-        yield f"unrestricted capabilities ({_named(names)} must set {field})"
-    if names := [
-        name
-        for name, context in containers
-        if context.get("runAsNonRoot", of_pod.get("runAsNonRoot")) is not True
-    ]:
-        field = "securityContext.runAsNonRoot=true"
-        yield f"runAsNonRoot != true (pod or {_named(names)} must set {field})"
+    for words, who, field, complies in _RESTRICTIONS:
+        if names := [name for name, context in contexts if not complies({**of_pod, **context})]:
+            yield f"{words} ({who}{_named(names)} must set securityContext.{field})"
     if of_pod.get("runAsUser") == 0:
         yield "runAsUser=0 (pod must not set runAsUser=0)"
-    profile = of_pod.get("seccompProfile") or {}
-    if names := [
-        name
-        for name, context in containers
-        if (context.get("seccompProfile") or profile).get("type")
-        not in ("RuntimeDefault", "Localhost")
-    ]:
-        field = 'securityContext.seccompProfile.type to "RuntimeDefault" or "Localhost"'
-        yield f"seccompProfile (pod or {_named(names)} must set {field})"
+
+
+# What is wrong, who may set it beside the containers, what is to be set, and whether a container's
+# security context, with what it takes over from the pod's, complies.
+_RESTRICTIONS: tuple[tuple[str, str, str, Callable[[Json], bool]], ...] = (
+    (
+        "allowPrivilegeEscalation != false",
+        "",
+        "allowPrivilegeEscalation=false",
+        lambda context: context.get("allowPrivilegeEscalation") is False,
+    ),
+    (
+        "unrestricted capabilities",
+        "",
+        'capabilities.drop=["ALL"]',
+        lambda context: "ALL" in ((context.get("capabilities") or {}).get("drop") or []),
+    ),
+    (
+        "runAsNonRoot != true",
+        "pod or ",
+        "runAsNonRoot=true",
+        lambda context: context.get("runAsNonRoot") is True,
+    ),
+    (
+        "seccompProfile",
+        "pod or ",
+        'seccompProfile.type to "RuntimeDefault" or "Localhost"',
+        lambda context: (
+            (context.get("seccompProfile") or {}).get("type") in ("RuntimeDefault", "Localhost")
+        ),
+    ),
+)
 
 
 def _containers(spec: Json) -> list[tuple[str, Json]]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._objects import _resources
 from .._objects._quantities import quantity
+from .._objects._refusals import AdmissionError
+from .._objects._store import Store
 from .._pods import _facts
-from ._refused import RefusedError
-
-if TYPE_CHECKING:
-    from .._objects._store import Store
 
 Json = dict[str, Any]
 
@@ -24,19 +22,17 @@ def check(store: Store, pod: Json) -> None:
     """Refuse a pod for which a quota has no room.
 
     Raises:
-        RefusedError: names the quota, and the requested, used and allowed amounts.
+        AdmissionError: names the quota, and the requested, used and allowed amounts.
     """
     namespace = pod["metadata"]["namespace"]
-    for quota in store.list(_resources.QUOTAS, namespace):
-        if not _counts(quota, pod["spec"]):
-            continue
+    for quota in filter(_counts, store.list(_resources.QUOTAS, namespace)):
         hard = (quota.get("spec") or {}).get("hard") or {}
-        name, amounts, used = quota["metadata"]["name"], _amounts(pod), _used(store, quota)
+        name, amounts, used = quota["metadata"]["name"], _amounts(pod), _used(store, namespace)
         missing = sorted(kind for kind in hard if kind in _MUST_BE_GIVEN and kind not in amounts)
         if missing:
             main = pod["spec"]["containers"][0]["name"]
             listed = "; ".join(f"{kind} for: {main}" for kind in missing)
-            raise RefusedError(f"failed quota: {name}: must specify {listed}")
+            raise AdmissionError(f"failed quota: {name}: must specify {listed}")
         over = [
             kind
             for kind in sorted(hard)
@@ -46,7 +42,7 @@ def check(store: Store, pod: Json) -> None:
             wanted = ",".join(f"{kind}={_text(kind, amounts[kind])}" for kind in over)
             taken = ",".join(f"{kind}={_text(kind, used.get(kind, 0.0))}" for kind in over)
             allowed = ",".join(f"{kind}={hard[kind]}" for kind in over)
-            raise RefusedError(
+            raise AdmissionError(
                 f"exceeded quota: {name}, requested: {wanted}, used: {taken}, limited: {allowed}"
             )
 
@@ -55,52 +51,23 @@ def refresh(store: Store, namespace: str) -> None:
     """Write the used amounts into the quotas of a namespace."""
     for quota in store.list(_resources.QUOTAS, namespace):
         hard = (quota.get("spec") or {}).get("hard") or {}
-        total = _used(store, quota)
+        total = _used(store, namespace) if _counts(quota) else {}
         used = {kind: _text(kind, total.get(kind, 0.0)) for kind in hard}
         status = {"hard": hard, "used": used}
         if quota.get("status") != status:
-            store.replace(
-                _resources.QUOTAS, {**quota, "metadata": dict(quota["metadata"]), "status": status}
-            )
+            store.replace(_resources.QUOTAS, {**quota, "status": status})
 
 
-def _counts(quota: Json, pod: Json) -> bool:
-    """Return whether a pod, given by its spec, is in all scopes of a quota."""
+def _counts(quota: Json) -> bool:
+    """Return whether a quota has an effect: those with scopes have none here."""
     spec = quota.get("spec") or {}
-    scopes = [{"scopeName": name, "operator": "Exists"} for name in spec.get("scopes") or []]
-    scopes += (spec.get("scopeSelector") or {}).get("matchExpressions") or []
-    return all(_is_in(scope, pod) for scope in scopes)
+    return not spec.get("scopes") and not spec.get("scopeSelector")
 
 
-def _is_in(scope: Json, pod: Json) -> bool:
-    """Return whether a pod is in a scope; no pod is in CrossNamespacePodAffinity here.
-
-    https://kubernetes.io/docs/concepts/policy/resource-quotas/#quota-scopes
-    """
-    ends, of_class = "activeDeadlineSeconds" in pod, str(pod.get("priorityClassName", ""))
-    containers = [*pod.get("initContainers", []), *pod["containers"]]
-    amounts = [part for one in containers for part in (one.get("resources") or {}).values()]
-    asks = any(name in part for part in amounts for name in ("cpu", "memory"))
-    listed = of_class in list(scope.get("values") or [])
-    by_operator: dict[str, bool] = {
-        "Exists": of_class != "",
-        "DoesNotExist": of_class == "",
-        "In": listed,
-        "NotIn": not listed,
-    }
-    return {
-        "Terminating": ends,
-        "NotTerminating": not ends,
-        "BestEffort": not asks,
-        "NotBestEffort": asks,
-        "PriorityClass": by_operator.get(scope.get("operator", ""), False),
-    }.get(scope.get("scopeName", ""), False)
-
-
-def _used(store: Store, quota: Json) -> dict[str, float]:
+def _used(store: Store, namespace: str) -> dict[str, float]:
     total: dict[str, float] = {}
-    for pod in store.list(_resources.PODS, quota["metadata"]["namespace"]):
-        if not _facts.ended(pod) and _counts(quota, pod["spec"]):
+    for pod in store.list(_resources.PODS, namespace):
+        if not _facts.ended(pod):
             for name, amount in _amounts(pod).items():
                 total[name] = total.get(name, 0.0) + amount
     return total
@@ -111,14 +78,12 @@ def _amounts(pod: Json) -> dict[str, float]:
     total = {"pods": 1.0, "count/pods": 1.0}
     for container in pod["spec"]["containers"]:
         resources = container.get("resources") or {}
-        requests = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-        for kind, amounts in (("requests", requests), ("limits", resources.get("limits") or {})):
+        limits = resources.get("limits") or {}
+        requests = {**limits, **(resources.get("requests") or {})}
+        plain = {name: value for name, value in requests.items() if name in _PLAIN}
+        for prefix, amounts in (("requests.", requests), ("limits.", limits), ("", plain)):
             for name, value in amounts.items():
-                names = [f"{kind}.{name}"] + (
-                    [name] if kind == "requests" and name in _PLAIN else []
-                )
-                for key in names:
-                    total[key] = total.get(key, 0.0) + quantity(value)
+                total[prefix + name] = total.get(prefix + name, 0.0) + quantity(value)
     return total
 
 

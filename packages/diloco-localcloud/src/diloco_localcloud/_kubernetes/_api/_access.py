@@ -1,14 +1,57 @@
-"""The permissions of the user: bearer tokens, and rules as in a Role."""
+"""Paths of the API, and the permissions of the user: bearer tokens, and rules as in a Role."""
 
 from __future__ import annotations
 
 import hmac
 import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from .._objects import _refusals
-from ._route import Route
+from .._objects import _refusals, _resources
+from .._objects._resources import Resource
+
+
+@dataclass(frozen=True)
+class Route:
+    """The objects that a path names."""
+
+    resource: Resource
+    namespace: str = ""
+    name: str = ""
+    subresource: str = ""
+
+    @property
+    def what(self) -> str:
+        """Return ``pods``, or ``pods/log``."""
+        plural = self.resource.plural
+        return f"{plural}/{self.subresource}" if self.subresource else plural
+
+
+def parse(path: str) -> Route | None:
+    """Return the objects that a path names; None if it names none.
+
+    Paths are ``/api/v1/namespaces/a/pods/b/log`` and the like; ``/apis/<group>/<version>/…`` for
+    named groups.
+    """
+    steps = [step for step in path.split("/") if step]
+    if steps[:1] == ["api"] and len(steps) >= 3:
+        group, version, steps = "", steps[1], steps[2:]
+    elif steps[:1] == ["apis"] and len(steps) >= 4:
+        group, version, steps = steps[1], steps[2], steps[3:]
+    else:
+        return None
+    namespace = ""
+    if steps[0] == "namespaces" and len(steps) >= 3 and _resources.find(group, version, steps[2]):
+        namespace, steps = steps[1], steps[2:]
+    resource = _resources.find(group, version, steps[0])
+    if resource is None or len(steps) > 3 or (namespace and not resource.namespaced):
+        return None
+    subresource = steps[2] if len(steps) > 2 else ""
+    if subresource and subresource not in resource.subresources:
+        return None
+    return Route(resource, namespace, steps[1] if len(steps) > 1 else "", subresource)
+
 
 Json = dict[str, Any]
 
@@ -65,32 +108,20 @@ class Access:
         Raises:
             ApiError: 403.
         """
-        resource = route.resource
-        if not self.allows(verb, resource.group, resource.plural, route.subresource, route.name):
+        if not self.allows(verb, route.resource.group, route.what, route.name):
             raise self.refusal(verb, route)
 
     def refusal(self, verb: str, route: Route) -> _refusals.ApiError:
         """Return the 403 for one call."""
-        resource = route.resource
-        return _refusals.forbidden(
-            self.user,
-            verb,
-            resource.plural,
-            resource.group,
-            route.namespace,
-            route.name,
-            route.subresource,
-        )
+        where = (route.resource, route.namespace, route.name, route.subresource)
+        return _refusals.forbidden(self.user, verb, *where)
 
-    def allows(
-        self, verb: str, group: str, plural: str, subresource: str = "", name: str = ""
-    ) -> bool:
-        """Return whether the user may do this."""
-        what = f"{plural}/{subresource}" if subresource else plural
+    def allows(self, verb: str, group: str, what: str, name: str = "") -> bool:
+        """Return whether the user may do this to ``pods``, ``pods/log`` or the like."""
         with self._lock:
             if (verb, what) in self._denied:
                 return False
-            if self._rules is None or plural == "selfsubjectaccessreviews":
+            if self._rules is None or what == "selfsubjectaccessreviews":
                 return True
             return any(_covers(rule, verb, group, what, name) for rule in self._rules)
 

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
-from ..._server._faults import Call, Calls, Faults, before
+from ..._server._faults import Call, Calls, Fault, Faults, before
 from ..._server._http import CutError, Request, Response, as_json
+from .._control._cluster import Cluster
 from .._objects import _refusals
-from . import _access, _discovery, _route, _verbs
-from ._faults import REFUSALS
-
-if TYPE_CHECKING:
-    from .._control._cluster import Cluster
-
+from . import _access, _discovery, _verbs
 
 # The API server's own limit.
 _MOST_BYTES = 3 << 20
 _LOG = logging.getLogger("diloco_localcloud")
+_TOO_OLD = (
+    "The provided continue parameter is too old to display a consistent list result. You must "
+    "start a new list without the continue parameter."
+)
+
+# All but ``forbidden``, whose message names the user and the objects, and the faults that cut the
+# connection, which send no message.
+REFUSALS: Mapping[str, Callable[[Fault], _refusals.ApiError]] = {
+    "throttle": lambda fault: _refusals.too_many_requests(fault.seconds),
+    "server_error": lambda _: _refusals.ApiError(
+        500, "InternalError", "Internal error occurred: etcdserver: request timed out", {}
+    ),
+    "unavailable": lambda _: _refusals.ApiError(
+        503, "ServiceUnavailable", "the server is currently unable to handle the request", {}
+    ),
+    "unauthorized": lambda _: _refusals.unauthorized(),
+    "expired": lambda _: _refusals.gone(_TOO_OLD),
+}
 
 
 class Api:
@@ -45,45 +59,41 @@ class Api:
             return as_json(refusal.code, refusal.body, refusal.headers)
         return None
 
-    def _meant(self, request: Request) -> tuple[_route.Route | None, str, str, str]:
+    def _meant(self, request: Request) -> tuple[_access.Route | None, str, str, str]:
         """Return the route, the verb, the resource and the name."""
-        route = _route.parse(request.path)
-        if route is not None and route.resource.api_version in self._cluster.absent:
-            route = None
-        verb = _verb(request, route)
-        if route is None:
-            return None, verb, request.path, ""
-        what = route.resource.plural + (f"/{route.subresource}" if route.subresource else "")
-        return route, verb, what, route.name
+        route = _access.parse(request.path)
+        if route is None or route.resource.api_version in self._cluster.absent:
+            return None, request.method.lower(), request.path, ""
+        return route, _verb(request, route), route.what, route.name
 
     def handle(self, request: Request) -> Response:
         """Answer a request that was admitted, or raise ``CutError``."""
         route, verb, what, name = self._meant(request)
-        status = 0
+        response: Response | None = None
         try:
             response = self._answer(request, route, verb, what)
-            status = response.status
             if verb in ("get", "list"):
                 self._cluster.delays.answer_late()
-        except _refusals.ApiError as refusal:
-            status = refusal.code
-            return as_json(refusal.code, refusal.body, refusal.headers)
         except CutError:
             raise
-        except RecursionError:
-            status = 400
-            return as_json(400, _refusals.bad_request("json: exceeded max depth").body)
         except Exception as wrong:  # noqa: BLE001 - a server answers, whatever went wrong
-            _LOG.exception("%s %s", request.method, request.path)
-            status = 500
-            message = f"the stand-in has a fault: {type(wrong).__name__}: {wrong}"
-            return as_json(500, _refusals.ApiError(500, "InternalError", message).body)
+            refusal = self._refusal(request, wrong)
+            response = as_json(refusal.code, refusal.body, refusal.headers)
         finally:
-            self.calls.note(Call(verb, what, name, status))
+            self.calls.note(Call(verb, what, name, 0 if response is None else response.status))
         return response
 
+    def _refusal(self, request: Request, wrong: Exception) -> _refusals.ApiError:
+        if isinstance(wrong, _refusals.ApiError):
+            return wrong
+        if isinstance(wrong, RecursionError):
+            return _refusals.bad_request("json: exceeded max depth")
+        _LOG.error("%s %s", request.method, request.path, exc_info=wrong)
+        message = f"the stand-in has a fault: {type(wrong).__name__}: {wrong}"
+        return _refusals.ApiError(500, "InternalError", message)
+
     def _answer(
-        self, request: Request, route: _route.Route | None, verb: str, what: str
+        self, request: Request, route: _access.Route | None, verb: str, what: str
     ) -> Response:
         fault = self.faults.take(verb, what)
         before(fault, REFUSALS)
@@ -101,15 +111,11 @@ class Api:
         return response
 
 
-def _verb(request: Request, route: _route.Route | None) -> str:
-    if route is None:
-        return request.method.lower()
+def _verb(request: Request, route: _access.Route) -> str:
     if request.method in ("GET", "HEAD"):
-        if route.name:
-            return "get"
-        return "watch" if request.flag("watch") else "list"
+        many = "watch" if request.flag("watch") else "list"
+        return "get" if route.name else many
     if request.method == "DELETE":
         return "delete" if route.name else "deletecollection"
-    return {"POST": "create", "PUT": "update", "PATCH": "patch"}.get(
-        request.method, request.method.lower()
-    )
+    verbs = {"POST": "create", "PUT": "update", "PATCH": "patch"}
+    return verbs.get(request.method, request.method.lower())

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
+from ..._server._http import Request
+from .._control._cluster import Cluster
 from .._objects import _refusals, _resources
+from ._access import Route
 from ._checks import _names, _shape
-from ._numbers import whole
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ..._server._http import Request
-    from .._control._cluster import Cluster
-    from ._route import Route
+from ._query import whole
 
 Json = dict[str, Any]
 
+_OPTIONS = _resources.Resource("", "DeleteOptions", "meta.k8s.io")
 _POLICIES = ["Background", "Foreground", "Orphan"]
 
 
@@ -48,7 +46,7 @@ def evict(cluster: Cluster, route: Route, body: Json) -> Json:
 def _delete(cluster: Cluster, route: Route, obj: Json, options: Json) -> Json:
     resource, meta = route.resource, obj["metadata"]
     namespace, name = meta.get("namespace", ""), meta["name"]
-    removed = _refusals.success(resource.plural, resource.group, name, meta["uid"])
+    removed = _refusals.success(resource, name, meta["uid"])
     if resource is _resources.JOBS:
         last = cluster.delete_job(namespace, name, options["propagationPolicy"])
         return removed if cluster.store.find(resource, namespace, name) is None else last
@@ -85,16 +83,19 @@ def _options(query: Mapping[str, str], body: Json) -> Json:
         words = "the stand-in serves propagationPolicy in its place"
         problems.append(_names.forbidden("orphanDependents", words))
     if problems:
-        raise _refusals.invalid("DeleteOptions", "meta.k8s.io", "", problems)
+        raise _refusals.invalid(_OPTIONS, "", problems)
     return {**options, "propagationPolicy": policy}
 
 
 def _check_preconditions(route: Route, obj: Json, wanted: Json) -> None:
-    meta, resource = obj["metadata"], route.resource
+    meta = obj["metadata"]
     for field, words in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
         if wanted.get(field) not in (None, meta[field]):
-            cause = (
-                f"Precondition failed: {words} in precondition: {wanted[field]}, "
-                f"{words} in object meta: {meta[field]}"
-            )
-            raise _refusals.conflict(resource.plural, resource.group, route.name, cause)
+            cause = failed(words, wanted[field], meta[field])
+            raise _refusals.conflict(route.resource, route.name, cause)
+
+
+def failed(words: str, wanted: str, value: str) -> str:
+    """Return how the server words a precondition that failed."""
+    condition = f"{words} in precondition: {wanted}"
+    return f"Precondition failed: {condition}, {words} in object meta: {value}"

@@ -1,31 +1,36 @@
-"""The documents that list the available APIs."""
+"""The documents that list the available APIs, and tell kubectl that the server checks fields."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import ChainMap
+from typing import Any
 
-from ..._server._http import Response, as_json
+from ..._server._http import Request, Response, as_json
 from .._objects import _resources
-from . import _openapi
-
-if TYPE_CHECKING:
-    from ..._server._http import Request
+from .._objects._resources import Resource
 
 Json = dict[str, Any]
 
 VERSION = {
+    **dict.fromkeys(("gitCommit", "goVersion", "compiler"), ""),
     "major": "1",
     "minor": "34",
     "gitVersion": "v1.34.0-diloco",
-    "gitCommit": "",
     "gitTreeState": "clean",
     "buildDate": "2026-01-01T00:00:00Z",
-    "goVersion": "",
-    "compiler": "",
     "platform": "stand-in",
 }
 
-_SUBRESOURCE_VERBS = {"log": ["get"], "eviction": ["create"], "exec": ["create", "get"]}
+# What the list of resources says of a subresource: its verbs, its kind, and a group of its own.
+_SUBRESOURCES: dict[str, Json] = {
+    "log": {"verbs": ["get"]},
+    "eviction": {"verbs": ["create"], "kind": "Eviction", "group": "policy", "version": "v1"},
+    "exec": {"verbs": ["create", "get"], "kind": "PodExecOptions"},
+}
+_PARAMETERS = [
+    {"name": name, "in": "query", "schema": {"type": "string", "uniqueItems": True}}
+    for name in ("dryRun", "fieldManager", "fieldValidation")
+]
 
 
 def answer(request: Request, absent: set[str]) -> Response | None:
@@ -33,44 +38,47 @@ def answer(request: Request, absent: set[str]) -> Response | None:
 
     It lists all API groups except the ``absent`` versions.
     """
+    path = request.path.rstrip("/")
     if request.method not in ("GET", "HEAD"):
         return None
-    path = request.path.rstrip("/")
-    groups = sorted(
-        {
-            (resource.group, resource.version)
-            for resource in _resources.ALL
-            if resource.group and resource.api_version not in absent
-        }
-    )
     if path in ("/healthz", "/livez", "/readyz"):
         return Response(200, b"ok", "text/plain")
-    if path.startswith("/openapi"):
-        document = _openapi.answer(path)
-        return None if document is None else as_json(200, document)
-    if path == "/version":
-        return as_json(200, VERSION)
-    if path == "/api":
-        return as_json(
-            200, {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
-        )
-    if path == "/apis":
-        return as_json(
-            200,
-            {
-                "kind": "APIGroupList",
-                "apiVersion": "v1",
-                "groups": [_group(*group) for group in groups],
-            },
-        )
-    if path == "/api/v1":
-        return as_json(200, _listed("", "v1"))
-    for name, version in groups:
-        if path == f"/apis/{name}":
-            return as_json(200, {"kind": "APIGroup", "apiVersion": "v1", **_group(name, version)})
-        if path == f"/apis/{name}/{version}":
-            return as_json(200, _listed(name, version))
-    return None
+    document = _documents(absent).get(path)
+    return None if document is None else as_json(200, document)
+
+
+def _documents(absent: set[str]) -> dict[str, Json]:
+    """Return every document by its path."""
+    groups: dict[tuple[str, str], list[Resource]] = {}
+    for resource in _resources.ALL:
+        if resource.api_version not in absent:
+            groups.setdefault((resource.group, resource.version), []).append(resource)
+    named = [_group(*key) for key in groups if key[0]]
+    documents: dict[str, Json] = {
+        "/version": VERSION,
+        "/api": {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []},
+        "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": named},
+    }
+    for entry in named:
+        documents[f"/apis/{entry['name']}"] = {"kind": "APIGroup", "apiVersion": "v1", **entry}
+    folders = {}
+    for (group, version), resources in groups.items():
+        folder = f"apis/{group}/{version}" if group else f"api/{version}"
+        documents[f"/{folder}"] = {
+            "kind": "APIResourceList",
+            "apiVersion": "v1",
+            "groupVersion": resources[0].api_version,
+            "resources": [entry for resource in resources for entry in _entries(resource)],
+        }
+        documents[f"/openapi/v3/{folder}"] = {
+            "openapi": "3.0.0",
+            "info": {"title": "Kubernetes", "version": VERSION["gitVersion"]},
+            "paths": dict(ChainMap(*(_paths(folder, kind) for kind in resources))),
+            "components": {"schemas": {}},
+        }
+        folders[folder] = {"serverRelativeURL": f"/openapi/v3/{folder}?hash=1"}
+    documents["/openapi/v3"] = {"paths": folders}
+    return documents
 
 
 def _group(name: str, version: str) -> Json:
@@ -78,31 +86,36 @@ def _group(name: str, version: str) -> Json:
     return {"name": name, "versions": [served], "preferredVersion": served}
 
 
-def _listed(group: str, version: str) -> Json:
-    resources: list[Json] = []
-    for resource in _resources.ALL:
-        if resource.group != group:
-            continue
-        base = {
-            "singularName": resource.singular,
-            "namespaced": resource.namespaced,
-            "kind": resource.kind,
+def _entries(resource: Resource) -> list[Json]:
+    """Return the entries of a kind and of its subresources."""
+    base = {"namespaced": resource.namespaced, "kind": resource.kind, "singularName": ""}
+    whole: Json = {"name": resource.plural, **base, "singularName": resource.singular}
+    whole |= {"verbs": list(resource.verbs), "shortNames": list(resource.short)}
+    if resource in (_resources.PODS, _resources.JOBS):
+        whole["categories"] = ["all"]
+    parts = [
+        {"name": f"{resource.plural}/{name}", **base, **_SUBRESOURCES[name]}
+        for name in resource.subresources
+    ]
+    return [whole, *parts]
+
+
+def _paths(folder: str, resource: Resource) -> Json:
+    """Return just enough of OpenAPI for kubectl to learn that the server itself checks fields."""
+    where = f"/{folder}/namespaces/{{namespace}}" if resource.namespaced else f"/{folder}"
+    kind = {"group": resource.group, "version": resource.version, "kind": resource.kind}
+
+    def operation(action: str) -> Json:
+        return {
+            "operationId": f"{action}{resource.kind}",
+            "parameters": _PARAMETERS,
+            "responses": {"200": {"description": "OK"}},
+            "x-kubernetes-action": action,
+            "x-kubernetes-group-version-kind": kind,
         }
-        short = {"shortNames": list(resource.short)} if resource.short else {}
-        categories = {"categories": ["all"]} if resource.plural in ("pods", "jobs") else {}
-        resources.append(
-            {"name": resource.plural, **base, "verbs": list(resource.verbs), **short, **categories}
-        )
-        for sub in resource.subresources:
-            verbs = _SUBRESOURCE_VERBS[sub]
-            kind = {"eviction": "Eviction", "exec": "PodExecOptions"}.get(sub, resource.kind)
-            extra = {"group": "policy", "version": "v1"} if sub == "eviction" else {}
-            entry = {**base, "singularName": "", "kind": kind, **extra}
-            resources.append({"name": f"{resource.plural}/{sub}", **entry, "verbs": verbs})
-    full = f"{group}/{version}" if group else version
+
+    one = {action: operation(action) for action in ("patch", "put")}
     return {
-        "kind": "APIResourceList",
-        "apiVersion": "v1",
-        "groupVersion": full,
-        "resources": resources,
+        f"{where}/{resource.plural}": {"post": operation("post")},
+        f"{where}/{resource.plural}/{{name}}": one,
     }

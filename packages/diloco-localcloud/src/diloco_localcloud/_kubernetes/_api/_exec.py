@@ -7,21 +7,16 @@ import itertools
 import json
 import os
 import selectors
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-from ..._server._http import Response
-from ..._server._websocket import Talk
+from ..._server._http import Request, Response
+from ..._server._websocket import Talk, WebSocket
+from .._control._cluster import Cluster
 from .._objects import _refusals, _resources
 from .._pods import _facts
+from ._access import Route
 from ._logs import container_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..._server._http import Request
-    from ..._server._websocket import WebSocket
-    from .._control._cluster import Cluster
-    from ._route import Route
 
 Json = dict[str, Any]
 
@@ -123,28 +118,19 @@ class _Session:
         for stream in self.streams:
             self._shut(stream)
         self._input_ends = not stdin
-        with selectors.DefaultSelector() as ready:
-            for source in (self._over, *self._outputs):
-                ready.register(source, selectors.EVENT_READ)
-            self._feed(ready)
-            while not self._event or self._outputs.keys() & self._open:
-                self._listen(ready)
-                for key, _ in ready.select():
-                    if key.fileobj is self._web_socket:
-                        messages = self._web_socket.receive()
-                        if messages is None:
-                            self._gone = True
-                            kill()
-                        for message in messages or ():
-                            self._take(message)
-                        self._feed(ready)
-                    elif key.fd == self._stdin:
-                        self._feed(ready)
-                    elif key.fd == self._over:
-                        ready.unregister(self._over)
-                    elif not self._pass_on(key.fd):
-                        ready.unregister(key.fd)
-                        self._shut(key.fd)
+        self._feed()
+        while not self._event or self._outputs.keys() & self._open:
+            for source in self._wait():
+                if source is self._web_socket:
+                    messages = self._web_socket.receive()
+                    if messages is None:
+                        self._gone = True
+                        kill()
+                    for message in messages or ():
+                        self._take(message)
+                elif source in self._outputs:
+                    self._pass_on(source)
+            self._feed()
         self.end_with(_status(self._event, self._command))
 
     def end_with(self, status: Json) -> None:
@@ -156,14 +142,21 @@ class _Session:
         for descriptor in list(self._open):
             self._shut(descriptor)
 
-    def _listen(self, ready: selectors.BaseSelector) -> None:
-        """Read from the client only while the command keeps up with its input."""
-        listening = self._web_socket in ready.get_map()
-        wanted = not self._gone and len(self._input) < MOST_INPUT_BYTES
-        if wanted and not listening:
-            ready.register(self._web_socket, selectors.EVENT_READ)
-        elif listening and not wanted:
-            ready.unregister(self._web_socket)
+    def _wait(self) -> list[Any]:
+        """Wait, and return what can be read or written.
+
+        The client is listened to only while the command keeps up with its input.
+        """
+        with selectors.PollSelector() as waiting:
+            for output in self._outputs.keys() & self._open:
+                waiting.register(output, selectors.EVENT_READ)
+            if not self._event:
+                waiting.register(self._over, selectors.EVENT_READ)
+            if not self._gone and len(self._input) < MOST_INPUT_BYTES:
+                waiting.register(self._web_socket, selectors.EVENT_READ)
+            if self._input and self._stdin in self._open:
+                waiting.register(self._stdin, selectors.EVENT_WRITE)
+            return [key.fileobj for key, _ in waiting.select()]
 
     def _take(self, message: bytes) -> None:
         if message[:1] == bytes([STDIN]) and not self._input_ends:
@@ -171,7 +164,7 @@ class _Session:
         elif message == bytes([CLOSE, STDIN]) and self._web_socket.subprotocol == V5:
             self._input_ends = True
 
-    def _feed(self, ready: selectors.BaseSelector) -> None:
+    def _feed(self) -> None:
         """Write as much to the command's stdin as it takes now; the rest when it takes more."""
         if self._stdin not in self._open:
             return
@@ -182,19 +175,15 @@ class _Session:
         except BrokenPipeError:  # the command has closed its stdin
             self._input.clear()
             self._input_ends = True
-        waiting = self._stdin in ready.get_map()
-        if self._input and not waiting:
-            ready.register(self._stdin, selectors.EVENT_WRITE)
-        elif waiting and not self._input:
-            ready.unregister(self._stdin)
         if self._input_ends and not self._input:
             self._shut(self._stdin)
 
-    def _pass_on(self, output: int) -> bool:
+    def _pass_on(self, output: int) -> None:
         data = os.read(output, PIECE_BYTES)
         if data:
             self._web_socket.send(bytes([self._outputs[output]]) + data)
-        return bool(data)
+        else:
+            self._shut(output)
 
     def _shut(self, descriptor: int) -> None:
         self._open.discard(descriptor)
@@ -211,11 +200,10 @@ def _status(event: Json, command: list[str]) -> Json:
         ).body
     if not event["code"]:
         return {"metadata": {}, "status": "Success"}
-    return {
-        "metadata": {},
-        "status": "Failure",
-        "reason": "NonZeroExitCode",
-        "message": "command terminated with non-zero exit code: error executing command "
-        f"[{' '.join(command)}], exit code {event['code']}",
-        "details": {"causes": [{"reason": "ExitCode", "message": str(event["code"])}]},
-    }
+    message = (
+        "command terminated with non-zero exit code: error executing command "
+        f"[{' '.join(command)}], exit code {event['code']}"
+    )
+    causes = [{"reason": "ExitCode", "message": str(event["code"])}]
+    failure = {"metadata": {}, "status": "Failure", "reason": "NonZeroExitCode"}
+    return {**failure, "message": message, "details": {"causes": causes}}

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from ..._server._http import Response, as_json
+from ..._server._http import Request, Response, as_json
+from .._control._cluster import Cluster
 from .._objects import _refusals
-from . import _paging, _selectors, _tables
-from ._numbers import whole
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ..._server._http import Request
-    from .._control._cluster import Cluster
-    from .._objects._resources import Resource
-    from .._objects._store import Change, Store
-    from ._route import Route
+from .._objects._resources import Resource
+from .._objects._store import Change, Store
+from . import _query, _tables
+from ._access import Route
 
 Json = dict[str, Any]
 
@@ -31,37 +26,27 @@ _LOOK_SECONDS = 0.5
 def one(request: Request, route: Route, obj: Json) -> Response:
     """Return the answer to a GET of an object."""
     if _tables.wanted(request):
-        return as_json(
-            200,
-            _tables.table(
-                route.resource, [obj], {"resourceVersion": obj["metadata"]["resourceVersion"]}
-            ),
-        )
+        meta = {"resourceVersion": obj["metadata"]["resourceVersion"]}
+        return as_json(200, _tables.table(route.resource, [obj], meta))
     return as_json(200, obj)
 
 
 def listed(store: Store, request: Request, route: Route) -> Response:
-    """Return the answer to a GET of a collection; under the lock."""
-    items = chosen(store, request, route)
-    limit = whole(request.query, "limit") or 0
-    items, meta = _paging.page(items, limit, request.query.get("continue", ""), store.version)
+    """Return the answer to a GET of a collection; under the lock.
+
+    Like real ones, the items of a list carry neither kind nor apiVersion.
+    """
+    resource, items = route.resource, chosen(store, request, route)
+    limit = _query.whole(request.query, "limit") or 0
+    items, meta = _query.page(items, limit, request.query.get("continue", ""), store.version)
     if _tables.wanted(request):
-        return as_json(200, _tables.table(route.resource, items, meta))
-    return as_json(200, wrap(route.resource, items, meta))
-
-
-def wrap(resource: Resource, items: list[Json], meta: Json) -> Json:
-    """Return a list object; like real ones, its items carry neither kind nor apiVersion."""
+        return as_json(200, _tables.table(resource, items, meta))
     bare = [
         {key: value for key, value in item.items() if key not in ("kind", "apiVersion")}
         for item in items
     ]
-    return {
-        "kind": f"{resource.kind}List",
-        "apiVersion": resource.api_version,
-        "metadata": meta,
-        "items": bare,
-    }
+    kind = {"kind": f"{resource.kind}List", "apiVersion": resource.api_version}
+    return as_json(200, {**kind, "metadata": meta, "items": bare})
 
 
 def chosen(store: Store, request: Request, route: Route) -> list[Json]:
@@ -71,8 +56,8 @@ def chosen(store: Store, request: Request, route: Route) -> list[Json]:
 
 
 def _test(request: Request, route: Route) -> Callable[[Json], bool]:
-    labels = _selectors.by_labels(request.query.get("labelSelector", ""))
-    fields = _selectors.by_fields(request.query.get("fieldSelector", ""), route.resource.kind)
+    labels = _query.by_labels(request.query.get("labelSelector", ""))
+    fields = _query.by_fields(request.query.get("fieldSelector", ""), route.resource.kind)
 
     def test(obj: Json) -> bool:
         inside = not route.namespace or obj["metadata"].get("namespace") == route.namespace
@@ -86,8 +71,7 @@ def watched(cluster: Cluster, request: Request, route: Route) -> Response:
 
     Without a resource version it begins with the objects that exist.
     """
-    store, test = cluster.store, _test(request, route)
-    since = request.query.get("resourceVersion", "")
+    store, since = cluster.store, request.query.get("resourceVersion", "")
     initial: list[Json] = []
     start = store.version
     if request.flag("sendInitialEvents"):  # clients then list first
@@ -95,9 +79,9 @@ def watched(cluster: Cluster, request: Request, route: Route) -> Response:
             "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled"
         )
         problem = ("sendInitialEvents", "FieldValueForbidden", f"Forbidden: {words}")
-        raise _refusals.invalid("ListOptions", "meta.k8s.io", "", [problem])
+        raise _refusals.invalid(Resource("", "ListOptions", "meta.k8s.io"), "", [problem])
     if since in ("", "0"):
-        initial = [_event("ADDED", obj) for obj in chosen(store, request, route)]
+        initial = [{"type": "ADDED", "object": obj} for obj in chosen(store, request, route)]
     elif not since.isascii() or not since.isdigit() or len(since) > 19:
         raise _refusals.bad_request(f'invalid resource version "{since}"')
     else:
@@ -105,42 +89,38 @@ def watched(cluster: Cluster, request: Request, route: Route) -> Response:
         oldest = store.changes[0].version if store.changes else store.version + 1
         if start < oldest - 1 and len(store.changes) == store.changes.maxlen:
             raise _refusals.gone(f"too old resource version: {start} ({oldest})")
-    seconds = whole(request.query, "timeoutSeconds") or WATCH_SECONDS
-    table = _tables.wanted(request)
-    return Response(
-        200, _stream(cluster, route.resource, test, initial, start, seconds, table=table)
-    )
+    end = time.monotonic() + (_query.whole(request.query, "timeoutSeconds") or WATCH_SECONDS)
+    test, table = _test(request, route), _tables.wanted(request)
+
+    def stream() -> Iterator[bytes]:
+        for event in _events(cluster, route.resource, test, initial, start, end):
+            if table:
+                rows = _tables.table(route.resource, [event["object"]], {})
+                event = {**event, "object": rows}
+            yield json.dumps(event, separators=(",", ":")).encode() + b"\n"
+
+    return Response(200, stream())
 
 
-def _stream(
+def _events(
     cluster: Cluster,
     resource: Resource,
     test: Callable[[Json], bool],
     initial: list[Json],
-    start: int,
-    seconds: float,
-    *,
-    table: bool,
-) -> Iterator[bytes]:
-    end = time.monotonic() + seconds
-    events, seen = initial, start
+    seen: int,
+    end: float,
+) -> Iterator[Json]:
+    """Yield the first events, and those of the changes after a version, until a moment."""
+    yield from initial
     while True:
-        for event in events:
-            shown = event
-            if table:
-                shown = {**event, "object": _tables.table(resource, [event["object"]], {})}
-            yield json.dumps(shown, separators=(",", ":")).encode() + b"\n"
         with cluster.changed:
-            while True:
-                fresh = _since(cluster.store, seen)
+            while not (fresh := _since(cluster.store, seen)):
                 left = end - time.monotonic()
-                if fresh or left <= 0 or cluster.stopped:
-                    break
+                if left <= 0 or cluster.stopped:
+                    return
                 cluster.changed.wait(min(left, _LOOK_SECONDS))
-            if not fresh:
-                return
-            seen = fresh[-1].version
-            events = list(filter(None, (_seen(change, resource, test) for change in fresh)))
+        seen = fresh[-1].version
+        yield from filter(None, (_seen(change, resource, test) for change in fresh))
 
 
 def _since(store: Store, version: int) -> list[Change]:
@@ -156,15 +136,11 @@ def _seen(change: Change, resource: Resource, test: Callable[[Json], bool]) -> J
     """Return the event of a change for this watch; leaving its selection counts as DELETED."""
     if change.resource is not resource:
         return None
-    before = change.old is not None and test(change.old)
-    after = change.new is not None and test(change.new)
-    if after and change.new is not None:
-        return _event("MODIFIED" if before else "ADDED", change.new)
-    if before and change.old is not None:
-        meta = {**change.old["metadata"], "resourceVersion": str(change.version)}
-        return _event("DELETED", {**change.old, "metadata": meta})
+    before = change.old if change.old is not None and test(change.old) else None
+    after = change.new if change.new is not None and test(change.new) else None
+    if after is not None:
+        return {"type": "MODIFIED" if before else "ADDED", "object": after}
+    if before is not None:
+        meta = {**before["metadata"], "resourceVersion": str(change.version)}
+        return {"type": "DELETED", "object": {**before, "metadata": meta}}
     return None
-
-
-def _event(kind: str, obj: Json) -> Json:
-    return {"type": kind, "object": obj}

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import bisect
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
 
-from ..._server._http import Response
+from ..._server._http import Request, Response
+from .._control._cluster import Cluster
+from .._control._runtime import Log
 from .._objects import _refusals, _resources
 from .._pods import _facts
-from ._log_window import Window
-from ._numbers import whole
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ..._server._http import Request
-    from .._control._cluster import Cluster
-    from .._control._runtime import Log
-    from ._route import Route
+from ._access import Route
+from ._query import whole
 
 Json = dict[str, Any]
 
@@ -44,10 +41,15 @@ def serve(cluster: Cluster, request: Request, route: Route) -> Response:
         if gone is not None:
             return Response(200, gone, "text/plain")
         log = cluster.runtime.log_of(pod, container)
-        window = _window(request, cluster.timeline.now())
-        start = window.first(log)
-        end = None if request.flag("follow") else len(log.times())
-        return Response(200, _pieces(cluster, log, window, start, end), "text/plain")
+        times, query = log.times(), request.query
+        back, tail = whole(query, "sinceSeconds"), whole(query, "tailLines")
+        start = 0 if back is None else bisect.bisect_left(times, cluster.timeline.now() - back)
+        if tail is not None:
+            start = max(start, len(times) - tail)
+        end = None if request.flag("follow") else len(times)
+        entries = _entries(cluster, log, start, end)
+        limit, stamped = whole(query, "limitBytes"), request.flag("timestamps")
+        return Response(200, _pieces(entries, limit, stamped=stamped), "text/plain")
 
 
 def container_of(pod: Json, name: str) -> str:
@@ -93,20 +95,11 @@ def _check_begun(pod: Json, container: str) -> None:
         )
 
 
-def _window(request: Request, now: float) -> Window:
-    query = request.query
-    back = whole(query, "sinceSeconds")
-    since = None if back is None else now - back
-    tail, limit = whole(query, "tailLines"), whole(query, "limitBytes")
-    return Window(tail, since, limit, timestamps=request.flag("timestamps"))
-
-
-def _pieces(
-    cluster: Cluster, log: Log, window: Window, start: int, end: int | None
-) -> Iterator[bytes]:
-    """Yield the entries up to ``end``, or all until the container has ended, in small pieces."""
-    left, begun = window.limit, False
-    while (end is None or start < end) and (left is None or left > 0):
+def _entries(
+    cluster: Cluster, log: Log, start: int, end: int | None
+) -> Iterator[list[tuple[float, bytes]]]:
+    """Yield the entries up to ``end``, or all until the container has ended, a few at a time."""
+    while end is None or start < end:
         upto = start + _PIECE_ENTRIES
         with cluster.changed:
             fresh = log.entries(start, upto if end is None else min(upto, end))
@@ -114,10 +107,33 @@ def _pieces(
                 if end is not None or log.ended or cluster.stopped:
                     return
                 cluster.changed.wait(_LOOK_SECONDS)
-                continue
         start += len(fresh)
-        text = window.show(fresh, begun=begun)
-        begun = not fresh[-1][1].endswith(b"\n")
+        yield fresh
+
+
+def _pieces(
+    pieces: Iterator[list[tuple[float, bytes]]], left: int | None, *, stamped: bool
+) -> Iterator[bytes]:
+    """Yield the text of entries, at most ``left`` bytes.
+
+    As in the source of the kubelet, a time stands before the first entry of each line shown here.
+    """
+    begun = False
+    for piece in pieces:
+        text = b""
+        for moment, entry in piece:
+            if stamped and not begun:
+                text += _stamp(moment).encode() + b" "
+            text += entry
+            begun = not entry.endswith(b"\n")
         if left is not None:
             text, left = text[:left], left - len(text)
         yield text
+        if left is not None and left <= 0:
+            return
+
+
+def _stamp(moment: float) -> str:
+    """Return seconds since the epoch as a time with nine digits of a second, as in logs."""
+    whole = datetime.fromtimestamp(moment, UTC)
+    return whole.strftime("%Y-%m-%dT%H:%M:%S.") + f"{whole.microsecond:06d}000Z"

@@ -15,10 +15,9 @@ STRATEGIC = "application/strategic-merge-patch+json"
 
 # The lists that a strategic merge joins item by item, by the names of their fields.
 _JOINED = (
-    "containers initContainers ephemeralContainers env volumes volumeMounts ports "
+    "containers initContainers ephemeralContainers env volumes volumeMounts ports finalizers "
     "imagePullSecrets hostAliases ownerReferences conditions topologySpreadConstraints secrets"
 )
-_SETS = {"finalizers"}
 
 
 def apply(kind: str, document: Json, body: bytes) -> Json:
@@ -28,14 +27,16 @@ def apply(kind: str, document: Json, body: bytes) -> Json:
         ApiError: 400 or 415.
     """
     if kind not in (MERGE, STRATEGIC):
-        raise _refusals.unsupported_media_type(kind, [MERGE, STRATEGIC])
+        raise _refusals.unsupported_media_type([MERGE, STRATEGIC])
     try:
         patch = json.loads(body or b"{}")
     except ValueError as wrong:
         raise _refusals.bad_request(f"error decoding patch: {wrong}") from None
     if not isinstance(patch, dict):
         raise _refusals.bad_request("the patch must be an object")
-    return dict(merge(document, patch)) if kind == MERGE else _strategic(document, patch)
+    if kind == STRATEGIC:
+        _check_plain(patch)
+    return dict(merge(document, patch))
 
 
 def merge(document: Any, patch: Any) -> Any:
@@ -51,21 +52,13 @@ def merge(document: Any, patch: Any) -> Any:
     return result
 
 
-def _strategic(document: Any, patch: Json) -> Json:
-    result = dict(document) if isinstance(document, dict) else {}
+def _check_plain(patch: Json) -> None:
+    """Refuse a strategic merge that a merge patch with the same words would not equal."""
     for key, value in patch.items():
         if key.startswith("$") or (key in _JOINED.split() and isinstance(value, list)):
             raise _refusals.bad_request(
                 f"the stand-in does not serve {key} in strategic merge patches: send a patch of "
                 f"type {MERGE}"
             )
-        if value is None:
-            result.pop(key, None)
-        elif isinstance(value, dict):
-            result[key] = _strategic(result.get(key) or {}, value)
-        elif isinstance(value, list) and key in _SETS:
-            old = result.get(key) or []
-            result[key] = old + [item for item in value if item not in old]
-        else:
-            result[key] = copy.deepcopy(value)
-    return result
+        if isinstance(value, dict):
+            _check_plain(value)

@@ -16,8 +16,7 @@ Json = dict[str, Any]
 MEDIA_TYPE = "application/vnd.kubernetes.protobuf"
 _MAGIC = b"k8s\x00"
 
-# Field number -> (name, kind); a dict as kind is a message, a list of one kind a repeated field,
-# ("map", kind) a map.
+# Field number -> (name, kind); a dict as kind is a message, and ("map", kind) a map.
 Fields = dict[int, tuple[str, Any]]
 
 _ENVELOPE: Fields = {
@@ -31,38 +30,23 @@ _META: Fields = {
     11: ("labels", ("map", "text")),
     12: ("annotations", ("map", "text")),
 }
-_OBJECT: Fields = {1: ("metadata", _META)}
-_ATTRIBUTES: Fields = {
-    1: ("namespace", "text"),
-    2: ("verb", "text"),
-    3: ("group", "text"),
-    4: ("version", "text"),
-    5: ("resource", "text"),
-    6: ("subresource", "text"),
-    7: ("name", "text"),
-}
+# Every object has these two: a status that a client sends is passed over.
+_OBJECT: Fields = {1: ("metadata", _META), 3: ("status", "ignored")}
+_NAMES = ("namespace", "verb", "group", "version", "resource", "subresource", "name")
+_ATTRIBUTES: Fields = {number: (name, "text") for number, name in enumerate(_NAMES, 1)}
 _DELETE_OPTIONS: Fields = {
     1: ("gracePeriodSeconds", "number"),
     4: ("propagationPolicy", "text"),
-    5: ("dryRun", ["text"]),
+    5: ("dryRun", "texts"),
 }
-_STATUS: Fields = {3: ("status", "ignored")}
+_REVIEW: Fields = {1: ("resourceAttributes", _ATTRIBUTES)}
+_DATA: Fields = {2: ("data", ("map", "text")), 3: ("binaryData", ("map", "base64"))}
 # The bodies that `kubectl create KIND` and other commands of kubectl send.
 _KINDS: dict[str, Fields] = {
     "Eviction": {**_OBJECT, 2: ("deleteOptions", _DELETE_OPTIONS)},
-    "SelfSubjectAccessReview": {
-        **_OBJECT,
-        2: (
-            "spec",
-            {
-                1: ("resourceAttributes", _ATTRIBUTES),
-                2: ("nonResourceAttributes", {1: ("path", "text"), 2: ("verb", "text")}),
-            },
-        ),
-        **_STATUS,
-    },
-    "Namespace": {**_OBJECT, **_STATUS},
-    "ConfigMap": {**_OBJECT, 2: ("data", ("map", "text")), 3: ("binaryData", ("map", "base64"))},
+    "SelfSubjectAccessReview": {**_OBJECT, 2: ("spec", _REVIEW)},
+    "Namespace": _OBJECT,
+    "ConfigMap": {**_OBJECT, **_DATA},
     "Secret": {**_OBJECT, 2: ("data", ("map", "base64")), 3: ("type", "text")},
 }
 
@@ -80,7 +64,7 @@ def decode(body: bytes) -> Json:
         envelope = _message(body[len(_MAGIC) :], _ENVELOPE)
         named = envelope.get("typeMeta", {})
         if named.get("kind") not in _KINDS:
-            raise _refusals.unsupported_media_type(MEDIA_TYPE, ["application/json"])
+            raise _refusals.unsupported_media_type(["application/json"])
         return {**named, **_message(envelope.get("raw", b""), _KINDS[named["kind"]])}
     except (IndexError, UnicodeDecodeError) as wrong:
         raise _refusals.bad_request(f"the protobuf object cannot be decoded: {wrong}") from None
@@ -91,46 +75,39 @@ def _message(data: bytes, fields: Fields) -> Json:
     place = 0
     while place < len(data):
         key, place = _varint(data, place)
-        number, wire = key >> 3, key & 7
         value: Any
-        if wire == 0:
-            value, place = _varint(data, place)
-        elif wire == 2:
-            length, place = _varint(data, place)
-            if place + length > len(data):
-                raise IndexError("it ends too early")
-            value, place = data[place : place + length], place + length
-        else:
-            raise IndexError(f"no field has the wire type {wire}")
-        if number in fields:
-            _put(document, *fields[number], value)
+        value, place = _varint(data, place)
+        if key & 7 == 2:
+            value, place = data[place : place + value], place + value
+        elif key & 7:
+            raise IndexError(f"no field has the wire type {key & 7}")
+        if place > len(data):
+            raise IndexError("it ends too early")
+        if key >> 3 in fields:
+            _put(document, *fields[key >> 3], value)
         elif value:  # Go also sends empty fields
-            raise _refusals.unsupported_media_type(MEDIA_TYPE, ["application/json"])
+            raise _refusals.unsupported_media_type(["application/json"])
     return document
 
 
-def _put(document: Json, name: str, kind: Any, value: Any) -> None:
-    if isinstance(kind, list):
-        document.setdefault(name, []).append(_value(value, kind[0]))
-    elif isinstance(kind, tuple):
-        entry = _message(_value(value, "bytes"), {1: ("key", "text"), 2: ("value", kind[1])})
-        document.setdefault(name, {})[entry.get("key", "")] = entry.get("value", "")
-    elif kind != "ignored" and (kind != "text" or value):
-        document[name] = _value(value, kind)
-
-
-def _value(value: Any, kind: Any) -> Any:
+def _put(document: Json, name: str, kind: Any, value: int | bytes) -> None:
     if isinstance(value, int) != (kind == "number"):
         raise IndexError("a field is of another type")
-    if isinstance(kind, dict):
-        return _message(value, kind)
-    if kind == "text":
-        return value.decode()
-    if kind == "base64":
-        return base64.b64encode(value).decode()
-    if kind == "number":  # int64, in two's complement
-        return value - (1 << 64) if value >= 1 << 63 else value
-    return value
+    if isinstance(value, int):  # int64, in two's complement
+        document[name] = value - (1 << 64) if value >= 1 << 63 else value
+    elif isinstance(kind, dict):
+        document[name] = _message(value, kind)
+    elif isinstance(kind, tuple):
+        entry = _message(value, {1: ("key", "text"), 2: ("value", kind[1])})
+        document.setdefault(name, {})[entry.get("key", "")] = entry.get("value", "")
+    elif kind == "texts":
+        document.setdefault(name, []).append(value.decode())
+    elif kind == "base64":
+        document[name] = base64.b64encode(value).decode()
+    elif kind == "text" and value:
+        document[name] = value.decode()
+    elif kind == "bytes":
+        document[name] = value
 
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:

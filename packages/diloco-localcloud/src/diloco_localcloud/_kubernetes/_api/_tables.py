@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from ..._server import _timeline
+from ..._server._http import Request
 from .._jobs import _status
+from .._objects._resources import Resource
 from .._pods import _facts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..._server._http import Request
-    from .._objects._resources import Resource
 
 Json = dict[str, Any]
 
@@ -26,35 +23,27 @@ def wanted(request: Request) -> bool:
 def table(resource: Resource, items: list[Json], meta: Json, now: float | None = None) -> Json:
     """Return the objects as rows; ages count up to ``now`` (seconds since the epoch)."""
     moment = time.time() if now is None else now
-    columns, cells = _COLUMNS.get(resource.plural, (("Name", "Age"), _plain))
-    rows = [{"cells": cells(item, moment), "object": _partial(item)} for item in items]
-    return {
-        "kind": "Table",
-        "apiVersion": "meta.k8s.io/v1",
-        "metadata": meta,
-        "columnDefinitions": [_column(name) for name in columns],
-        "rows": rows,
-    }
+    columns, cells = _COLUMNS.get(resource.plural, ("Name Age", _plain))
+    kind, version = "PartialObjectMetadata", "meta.k8s.io/v1"
+    rows = [
+        {
+            "cells": cells(item, moment),
+            "object": {"kind": kind, "apiVersion": version, "metadata": item["metadata"]},
+        }
+        for item in items
+    ]
+    definitions = [_column(name.replace("_", " ")) for name in columns.split()]
+    table = {"kind": "Table", "apiVersion": version, "metadata": meta}
+    return {**table, "columnDefinitions": definitions, "rows": rows}
 
 
 def _column(name: str) -> Json:
-    wide = name in ("IP", "Node")
-    kind = "integer" if name == "Restarts" else "string"
-    form = "name" if name == "Name" else ""
     return {
         "name": name,
-        "type": kind,
-        "format": form,
+        "type": "integer" if name == "Restarts" else "string",
+        "format": "name" if name == "Name" else "",
         "description": "",
-        "priority": 1 if wide else 0,
-    }
-
-
-def _partial(item: Json) -> Json:
-    return {
-        "kind": "PartialObjectMetadata",
-        "apiVersion": "meta.k8s.io/v1",
-        "metadata": item["metadata"],
+        "priority": int(name in ("IP", "Node")),  # 1 for those of the wide table alone
     }
 
 
@@ -63,17 +52,12 @@ def _age(item: Json, now: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """Return an age as kubectl writes it: ``42s``, ``3m7s``, ``5h``."""
+    """Return an age in the largest unit of which there are two: ``42s``, ``3m``, ``5h``."""
     whole = max(0, int(seconds))
-    if whole < 120:
-        return f"{whole}s"
-    if whole < 600:
-        return f"{whole // 60}m{whole % 60}s" if whole % 60 else f"{whole // 60}m"
-    if whole < 3 * 3600:
-        return f"{whole // 60}m"
-    if whole < 48 * 3600:
-        return f"{whole // 3600}h"
-    return f"{whole // 86400}d"
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if whole >= 2 * size:
+            return f"{whole // size}{unit}"
+    return f"{whole}s"
 
 
 def _plain(item: Json, now: float) -> list[Any]:
@@ -117,19 +101,13 @@ def _job(item: Json, now: float) -> list[Any]:
 
 
 def _event(item: Json, now: float) -> list[Any]:
-    about = item["involvedObject"]
+    about = f"{item['involvedObject']['kind'].lower()}/{item['involvedObject']['name']}"
     seen = age(now - _timeline.seconds(item["lastTimestamp"]))
-    return [
-        seen,
-        item["type"],
-        item["reason"],
-        f"{about['kind'].lower()}/{about['name']}",
-        item["message"],
-    ]
+    return [seen, item["type"], item["reason"], about, item["message"]]
 
 
-_COLUMNS: dict[str, tuple[tuple[str, ...], Callable[[Json, float], list[Any]]]] = {
-    "pods": (("Name", "Ready", "Status", "Restarts", "Age", "IP", "Node"), _pod),
-    "jobs": (("Name", "Status", "Completions", "Duration", "Age"), _job),
-    "events": (("Last Seen", "Type", "Reason", "Object", "Message"), _event),
+_COLUMNS: dict[str, tuple[str, Callable[[Json, float], list[Any]]]] = {
+    "pods": ("Name Ready Status Restarts Age IP Node", _pod),
+    "jobs": ("Name Status Completions Duration Age", _job),
+    "events": ("Last_Seen Type Reason Object Message", _event),
 }

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..._server._http import Request, Response, as_json
 from .._admission import _admit
+from .._control._cluster import Cluster
 from .._objects import _refusals, _resources
-from . import _delete, _exec, _lists, _patch, _protobuf, _review
-from ._checks import _jobs, _names, _pods, _shape
+from .._objects._resources import Resource
+from . import _delete, _exec, _lists, _patch, _protobuf
+from ._access import Access, Route
+from ._checks import _names, _shape, _specs
 from ._logs import serve as serve_log
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from .._control._cluster import Cluster
-    from .._objects._resources import Resource
-    from ._access import Access
-    from ._route import Route
 
 Json = dict[str, Any]
 
@@ -45,16 +40,15 @@ class Verbs:
         if route.subresource == "exec":
             return _exec.serve(self._cluster, request, route)
         with self._cluster.changed:
+            store = self._cluster.store
             if verb == "list":
-                return _lists.listed(self._cluster.store, request, route)
+                return _lists.listed(store, request, route)
             if verb == "watch":
                 return _lists.watched(self._cluster, request, route)
             if verb == "get":
-                return _lists.one(
-                    request, route, self._cluster.store.get(resource, route.namespace, route.name)
-                )
-            warnings: list[str] = []
+                return _lists.one(request, route, store.get(resource, route.namespace, route.name))
             if verb == "create":
+                warnings: list[str] = []
                 return as_json(201, self._create(request, route, warnings), _warning(warnings))
             if verb == "patch":
                 return as_json(200, self._change(request, route))
@@ -63,7 +57,7 @@ class Verbs:
     def _create(self, request: Request, route: Route, warnings: list[str]) -> Json:
         resource, body = route.resource, _body(request)
         if resource is _resources.ACCESS_REVIEWS:
-            return _review.answer(self._access, body)
+            return self._review(body)
         if route.subresource == "eviction":
             return _delete.evict(self._cluster, route, body)
         if route.name:
@@ -77,57 +71,56 @@ class Verbs:
             namespace = self._namespace(route, body)
             body = {**body, "metadata": {**body["metadata"], "namespace": namespace}}
         new = store.prepare(resource, body)
+        _check(resource, new)
         if resource is _resources.JOBS:
-            new = _jobs.new(self._cluster.admission(new))
+            new = _specs.new_job(self._cluster.admission(new))
             spec = new["spec"]["template"]["spec"]
             warnings += _admit.warnings(store, new["metadata"]["namespace"], spec)
         elif resource is _resources.PODS:
             new = self._pod(new)
-        else:
-            label = resource is _resources.NAMESPACES
-            problems = [
-                *_names.metadata(new["metadata"], label=label),
-                *_data_keys(resource, new),
-            ]
-            if problems:
-                raise _refusals.invalid(
-                    resource.kind, resource.group, new["metadata"].get("name", ""), problems
-                )
         if _dry(request):
             old = store.find(resource, route.namespace, new["metadata"]["name"])
             if old is not None:
-                raise _refusals.already_exists(
-                    resource.plural, resource.group, new["metadata"]["name"]
-                )
+                raise _refusals.already_exists(resource, new["metadata"]["name"])
             return new
         if resource is _resources.NAMESPACES:
             return self._cluster.add_namespace(body)
         return store.add(resource, new)
+
+    def _review(self, body: Json) -> Json:
+        """Return a SelfSubjectAccessReview with its status."""
+        wanted = (body.get("spec") or {}).get("resourceAttributes") or {}
+        verb, group, plural, name, part = (
+            wanted.get(key, "") for key in ("verb", "group", "resource", "name", "subresource")
+        )
+        what = f"{plural}/{part}" if part else plural
+        allowed = self._access.allows(verb, group, what, name)
+        kind = {"kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1"}
+        return {**kind, "metadata": {}, **body, "status": {"allowed": allowed}}
 
     def _namespace(self, route: Route, body: Json) -> str:
         namespace = body["metadata"].get("namespace") or route.namespace
         if not route.namespace:
             raise _refusals.method_not_allowed()
         if namespace != route.namespace:
+            words = f"the namespace sent on the request ({namespace} != {route.namespace})"
             raise _refusals.bad_request(
-                "the namespace of the provided object does not match the namespace sent on the "
-                f"request ({namespace} != {route.namespace})"
+                f"the namespace of the provided object does not match {words}"
             )
         entry = self._cluster.store.find(_resources.NAMESPACES, "", route.namespace)
         if entry is None:
-            raise _refusals.not_found("namespaces", "", route.namespace)
+            raise _refusals.not_found(_resources.NAMESPACES, route.namespace)
         if "deletionTimestamp" in entry["metadata"]:
             name, resource = body["metadata"].get("name", ""), route.resource
-            raise _refusals.being_terminated(resource.plural, resource.group, name, route.namespace)
+            raise _refusals.being_terminated(resource, name, route.namespace)
         return route.namespace
 
     def _pod(self, new: Json) -> Json:
-        spec = _pods.with_defaults(new.get("spec") or {})
+        spec = _specs.pod_with_defaults(new.get("spec") or {})
         spec.setdefault("serviceAccountName", "default")
-        meta = new["metadata"]
-        problems = [*_names.metadata(meta), *_pods.causes(spec, "spec")]
+        problems = [*_specs.pod_causes(spec, "spec")]
         if problems:
-            raise _refusals.invalid("Pod", "", meta.get("name", ""), problems)
+            raise _refusals.invalid(_resources.PODS, new["metadata"]["name"], problems)
         new = {**new, "spec": spec, "status": {"phase": "Pending", "qosClass": "BestEffort"}}
         return _admit.admit(self._cluster.store, new)
 
@@ -141,38 +134,38 @@ class Verbs:
         meta = dict(new.get("metadata") or {})
         version = meta.get("resourceVersion")
         if version and version != old["metadata"]["resourceVersion"]:
-            raise _refusals.conflict(resource.plural, resource.group, route.name)
+            raise _refusals.conflict(resource, route.name)
         if meta.get("uid") not in (None, "", old["metadata"]["uid"]):
-            cause = (
-                f"Precondition failed: UID in precondition: {meta['uid']}, "
-                f"UID in object meta: {old['metadata']['uid']}"
-            )
-            raise _refusals.conflict(resource.plural, resource.group, route.name, cause)
+            cause = _delete.failed("UID", meta["uid"], old["metadata"]["uid"])
+            raise _refusals.conflict(resource, route.name, cause)
         new = {**new, "metadata": _kept(old["metadata"], meta)}
         new = self._allowed(resource, route, old, new)
         if _dry(request):
             return new
-        return (
-            store.replace(resource, new) and store.get(resource, route.namespace, route.name)
-        ) or new
+        store.replace(resource, new)
+        return store.find(resource, route.namespace, route.name) or new
 
     def _allowed(self, resource: Resource, route: Route, old: Json, new: Json) -> Json:
-        problems = [*_names.metadata(new["metadata"]), *_data_keys(resource, new)]
-        if problems:
-            raise _refusals.invalid(resource.kind, resource.group, route.name, problems)
+        _check(resource, new)
         if "status" in old:
             new = {**new, "status": old["status"]}
         if resource is _resources.JOBS:
-            return _jobs.changed(old, new)
+            return _specs.changed_job(old, new)
         if resource is _resources.PODS and new.get("spec") != old["spec"]:
             words = "the stand-in does not change the spec of a pod"
-            raise _refusals.invalid("Pod", "", route.name, [_names.forbidden("spec", words)])
+            raise _refusals.invalid(_resources.PODS, route.name, [_names.forbidden("spec", words)])
         return new
 
 
-def _data_keys(resource: Resource, obj: Json) -> Iterable[_names.Cause]:
-    holds = resource in (_resources.CONFIG_MAPS, _resources.SECRETS)
-    return _names.data_keys(obj) if holds else ()
+def _check(resource: Resource, obj: Json) -> None:
+    """Refuse an object of which a part is wrong that objects of other kinds have, too."""
+    problems = [*_names.metadata(obj["metadata"], label=resource is _resources.NAMESPACES)]
+    if resource in (_resources.CONFIG_MAPS, _resources.SECRETS):
+        problems += _names.data_keys(obj)
+    elif resource is _resources.LIMIT_RANGES:
+        problems += _names.limits(obj)
+    if problems:
+        raise _refusals.invalid(resource, obj["metadata"].get("name", ""), problems)
 
 
 _KEPT = (
@@ -194,9 +187,8 @@ def _kept(old: Json, new: Json) -> Json:
 def _dry(request: Request) -> bool:
     value = request.query.get("dryRun")
     if value not in (None, "", "All"):
-        message = (
-            f'Invalid value: [ "{value}" ]: Unsupported value: "{value}": supported values: "All"'
-        )
+        unsupported = f'Unsupported value: "{value}": supported values: "All"'
+        message = f'Invalid value: [ "{value}" ]: {unsupported}'
         raise _refusals.ApiError(422, "Invalid", message, {})
     return value == "All"
 
@@ -220,13 +212,12 @@ def _body(request: Request) -> Json:
     if kind == _protobuf.MEDIA_TYPE:
         return _protobuf.decode(request.body)
     if kind not in ("application/json", ""):
-        raise _refusals.unsupported_media_type(kind, ["application/json"])
+        raise _refusals.unsupported_media_type(["application/json"])
     try:
         body = json.loads(request.body or b"{}")
     except ValueError as wrong:
-        raise _refusals.bad_request(
-            f"couldn't get version/kind; json parse error: {wrong}"
-        ) from None
+        words = f"couldn't get version/kind; json parse error: {wrong}"
+        raise _refusals.bad_request(words) from None
     if not isinstance(body, dict):
         raise _refusals.bad_request("the object provided is unrecognized: it must be an object")
     return body

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from ..._server import _timeline
 from .._admission import _quota
@@ -17,16 +18,11 @@ from .._objects._resources import (
     QUOTAS,
     SERVICE_ACCOUNTS,
 )
-from .._objects._store import Store
+from .._objects._store import Change, Store
 from .._pods import _facts, _states
 from ._delays import Delay, Delays
 from ._events import Recorder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from .._objects._store import Change
-    from ._runtime import Runtime
+from ._runtime import Runtime
 
 Json = dict[str, Any]
 
@@ -80,12 +76,8 @@ class Cluster:
         name = body["metadata"]["name"]
         labels = {"kubernetes.io/metadata.name": name, **(body["metadata"].get("labels") or {})}
         meta = {**body["metadata"], "labels": labels}
-        new = {
-            **body,
-            "metadata": meta,
-            "spec": {"finalizers": ["kubernetes"]},
-            "status": {"phase": "Active"},
-        }
+        state = {"spec": {"finalizers": ["kubernetes"]}, "status": {"phase": "Active"}}
+        new = {**body, "metadata": meta, **state}
         made = self.store.add(NAMESPACES, self.store.prepare(NAMESPACES, new))
         account = {"metadata": {"name": "default", "namespace": name}}
         self.store.add(SERVICE_ACCOUNTS, self.store.prepare(SERVICE_ACCOUNTS, account))
@@ -111,26 +103,28 @@ class Cluster:
     # -- pods
     # ----------------------------------------------------------------------------------------------
 
-    def pod(self, namespace: str, name: str, uid: str) -> Json | None:
+    def pod(self, meta: Json) -> Json | None:
         """Return the pod of this name if its uid is still the same; None otherwise."""
-        pod = self.store.find(PODS, namespace, name)
-        return pod if pod is not None and pod["metadata"]["uid"] == uid else None
+        pod = self.store.find(PODS, meta["namespace"], meta["name"])
+        return pod if pod is not None and pod["metadata"]["uid"] == meta["uid"] else None
 
     def pods_of(self, namespace: str, job: str | None) -> list[Json]:
         """Return the pods of a Job by name, or all pods, by index and then age."""
         with self.changed:
             listed = self.store.by_age(PODS, namespace)
         label = "batch.kubernetes.io/job-name"
-        chosen = [
-            pod
-            for pod in listed
-            if job is None or (pod["metadata"].get("labels") or {}).get(label) == job
-        ]
-        return sorted(chosen, key=lambda pod: _facts.index_of(pod) or 0)
+        if job is not None:
+            listed = [pod for pod in listed if pod["metadata"].get("labels", {}).get(label) == job]
+        return sorted(listed, key=lambda pod: _facts.index_of(pod) or 0)
 
     def put_pod(self, pod: Json) -> None:
         """Store a pod that a pure function made from the stored one."""
-        self.store.replace(PODS, {**pod, "metadata": dict(pod["metadata"])})
+        self.store.replace(
+            PODS,
+            {
+                **pod,
+            },
+        )
 
     def out_of_reach(self, pod: Json) -> bool:
         """Return whether the pod's node is lost."""
@@ -143,15 +137,14 @@ class Cluster:
 
     def release(self, pod: Json) -> None:
         """Take the Job controller's finalizer off a pod."""
-        meta = pod["metadata"]
-        stored = self.pod(meta["namespace"], meta["name"], meta["uid"])
+        stored = self.pod(pod["metadata"])
         if stored is None or not _facts.tracked(stored):
             return
-        left = [item for item in stored["metadata"]["finalizers"] if item != _facts.TRACKING]
-        new_meta = {key: value for key, value in stored["metadata"].items() if key != "finalizers"}
-        if left:
-            new_meta["finalizers"] = left
-        self.store.replace(PODS, {**stored, "metadata": new_meta})
+        meta = dict(stored["metadata"])
+        meta["finalizers"] = [item for item in meta["finalizers"] if item != _facts.TRACKING]
+        if not meta["finalizers"]:
+            del meta["finalizers"]
+        self.store.replace(PODS, {**stored, "metadata": meta})
 
     def delete_pod(self, namespace: str, name: str, grace: int | None = None) -> Json | None:
         """Delete a pod, as the API does.
@@ -184,8 +177,7 @@ class Cluster:
         return stored
 
     def _collect_unscheduled(self, pod: Json) -> None:
-        meta = pod["metadata"]
-        stored = self.pod(meta["namespace"], meta["name"], meta["uid"])
+        stored = self.pod(pod["metadata"])
         if stored is not None and not _facts.ended(stored):
             self.put_pod(_states.with_status(stored, phase="Failed"))
 
@@ -196,26 +188,28 @@ class Cluster:
         the end, with no grace.
         """
         meta = pod["metadata"]
-        stored = self.pod(meta["namespace"], meta["name"], meta["uid"])
+        stored = self.pod(meta)
         if stored is None or not _facts.deleting(stored):
             return
         ends = [end.get("finishedAt") for end in _facts.terminations(stored)]
         moments = [_timeline.seconds(end) + 1.0 for end in ends if end]
-        last = {
-            "deletionTimestamp": _timeline.stamp(max([self.timeline.now(), *moments])),
-            "deletionGracePeriodSeconds": 0,
-        }
-        self.store.replace(PODS, {**stored, "metadata": {**stored["metadata"], **last}}, keep=True)
-        seconds = self.delays.of(LAST_DELETE)
-        if seconds:
-            self.timeline.after(seconds, lambda: self._take_out(meta))
-        else:
-            self._take_out(meta)
+        last = _timeline.stamp(max([self.timeline.now(), *moments]))
+        times = {"deletionTimestamp": last, "deletionGracePeriodSeconds": 0}
+        self.store.replace(PODS, {**stored, "metadata": {**stored["metadata"], **times}}, keep=True)
+        self.soon(LAST_DELETE, lambda: self._take_out(meta))
 
     def _take_out(self, meta: Json) -> None:
-        stored = self.pod(meta["namespace"], meta["name"], meta["uid"])
+        stored = self.pod(meta)
         if stored is not None:
-            self.store.replace(PODS, {**stored, "metadata": dict(stored["metadata"])})
+            self.put_pod(stored)
+
+    def soon(self, delay: Delay, action: Callable[[], None]) -> None:
+        """Do something after a delay, at once if it is 0."""
+        seconds = self.delays.of(delay)
+        if seconds:
+            self.timeline.after(seconds, action)
+        else:
+            action()
 
     # -- jobs
     # ----------------------------------------------------------------------------------------------
@@ -232,19 +226,15 @@ class Cluster:
             The Job in its last state.
         """
         job = self.store.get(JOBS, namespace, name)
-        finalizer = {"Foreground": "foregroundDeletion", "Orphan": "orphan"}.get(policy)
-        finalizers = job["metadata"].get("finalizers", [])
+        finalizer = {"Foreground": ["foregroundDeletion"], "Orphan": ["orphan"]}.get(policy, [])
+        finalizers = [*job["metadata"].get("finalizers", []), *finalizer]
         if "deletionTimestamp" in job["metadata"]:
             return job
-        if finalizer is None and not finalizers:
+        if not finalizers:
             self.store.remove(JOBS, namespace, name)
             return job
-        meta = {
-            **job["metadata"],
-            "deletionTimestamp": self.timeline.stamp(),
-            "deletionGracePeriodSeconds": 0,
-            "finalizers": [*finalizers, *([finalizer] if finalizer else [])],
-        }
+        times = {"deletionTimestamp": self.timeline.stamp(), "deletionGracePeriodSeconds": 0}
+        meta = {**job["metadata"], **times, "finalizers": finalizers}
         self.store.replace(JOBS, {**job, "metadata": meta})
         return self.store.get(JOBS, namespace, name)
 

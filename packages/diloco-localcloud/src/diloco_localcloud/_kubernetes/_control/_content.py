@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._objects import _resources
-
-if TYPE_CHECKING:
-    from .._objects._store import Store
+from .._objects._store import Store
 
 Json = dict[str, Any]
 
@@ -36,13 +34,12 @@ def content(
             return {}
         raise ConfigError(f'{resource.singular} "{name}" not found')
     data = {key: value.encode() for key, value in (source_object.get("stringData") or {}).items()}
-    for key, value in (source_object.get("data") or {}).items():
-        data[key] = base64.b64decode(value) if resource is _resources.SECRETS else value.encode()
-    data |= {
-        key: base64.b64decode(value)
-        for key, value in (source_object.get("binaryData") or {}).items()
-    }
-    return data
+    binary = {**(source_object.get("binaryData") or {})}
+    plain = source_object.get("data") or {}
+    if resource is _resources.SECRETS:
+        binary, plain = {**plain, **binary}, {}
+    data |= {key: value.encode() for key, value in plain.items()}
+    return data | {key: base64.b64decode(value) for key, value in binary.items()}
 
 
 def files(store: Store, pod: Json) -> dict[str, dict[str, bytes]]:
@@ -53,17 +50,14 @@ def files(store: Store, pod: Json) -> dict[str, dict[str, bytes]]:
     Raises:
         MountError: a ConfigMap, a Secret or a key of one is missing.
     """
-    return {
-        volume["name"]: _files(store, pod, volume) for volume in pod["spec"].get("volumes") or []
-    }
+    volumes = pod["spec"].get("volumes") or []
+    return {volume["name"]: _files(store, pod, volume) for volume in volumes}
 
 
 def _files(store: Store, pod: Json, volume: Json) -> dict[str, bytes]:
     made: dict[str, bytes] = {}
-    for kind, resource in (
-        ("configMap", _resources.CONFIG_MAPS),
-        ("secret", _resources.SECRETS),
-    ):
+    kinds = {"configMap": _resources.CONFIG_MAPS, "secret": _resources.SECRETS}
+    for kind, resource in kinds.items():
         if kind not in volume:
             continue
         try:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..._server._timeline import Timeline
 from .._objects import _resources
-
-if TYPE_CHECKING:
-    from ..._server._timeline import Timeline
-    from .._objects._store import Store
+from .._objects._store import Store
 
 Json = dict[str, Any]
 
@@ -22,7 +20,13 @@ class Recorder:
         self._known: dict[tuple[str, str, str], str] = {}
 
     def say(
-        self, about: Json, reason: str, message: str, *, source: str, warning: bool = False
+        self,
+        about: Json,
+        reason: str,
+        message: str,
+        *,
+        source: str = "kubelet",
+        warning: bool = False,
     ) -> None:
         """Write one event about an object, which must carry its kind and apiVersion."""
         meta, now = about["metadata"], self._timeline.stamp()
@@ -30,33 +34,21 @@ class Recorder:
         key = (meta["uid"], reason, message)
         old = self._store.find(_resources.EVENTS, namespace, self._known.get(key, ""))
         if old is not None:
-            self._store.replace(
-                _resources.EVENTS,
-                {
-                    **old,
-                    "count": old["count"] + 1,
-                    "lastTimestamp": now,
-                    "metadata": dict(old["metadata"]),
-                },
-            )
+            more = {"count": old["count"] + 1, "lastTimestamp": now}
+            self._store.replace(_resources.EVENTS, {**old, **more})
             return
         name = f"{meta['name']}.{self._store.uid().replace('-', '')[:16]}"
         self._known[key] = name
+        parts = ("namespace", "name", "uid", "resourceVersion")
+        involved = {part: meta.get(part, "") for part in parts}
+        involved |= {part: about[part] for part in ("kind", "apiVersion")}
         event = {
             "metadata": {"name": name, "namespace": namespace},
-            "involvedObject": {
-                "kind": about["kind"],
-                "namespace": meta.get("namespace", ""),
-                "name": meta["name"],
-                "uid": meta["uid"],
-                "apiVersion": about["apiVersion"],
-                "resourceVersion": meta.get("resourceVersion", ""),
-            },
+            "involvedObject": involved,
             "reason": reason,
             "message": message,
             "source": {"component": source},
-            "firstTimestamp": now,
-            "lastTimestamp": now,
+            **dict.fromkeys(("firstTimestamp", "lastTimestamp"), now),
             "count": 1,
             "type": "Warning" if warning else "Normal",
             "eventTime": None,

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from .._pods import _facts, _states
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ._cluster import Cluster
+from ._cluster import Cluster
 
 Json = dict[str, Any]
 
@@ -63,14 +60,15 @@ class Images:
             pulled()
             return
         why = self._refused[image]
-        self._say(pod, f'Failed to pull image "{image}": {why}')
+        words = f'Failed to pull image "{image}": {why}'
+        self._cluster.events.say(pod, "Failed", words, warning=True)
         self._show(pod, PULL_REASONS[0], why)
 
         def back_off() -> None:
             pod = self._waiting(meta)
             if pod is not None:
                 words = f'Back-off pulling image "{image}"'
-                self._cluster.events.say(pod, "BackOff", words, source="kubelet")
+                self._cluster.events.say(pod, "BackOff", words)
                 self._show(pod, PULL_REASONS[1], f"{words}: ErrImagePull: {why}")
 
         wait = min(2 * wait, LONGEST_SECONDS) or self.first_seconds
@@ -78,7 +76,7 @@ class Images:
         self._cluster.timeline.after(wait, lambda: self.pull(meta, pulled, wait))
 
     def _waiting(self, meta: Json) -> Json | None:
-        pod = self._cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+        pod = self._cluster.pod(meta)
         if pod is None or _facts.phase(pod) != "Pending" or _facts.deleting(pod):
             return None
         return None if self._cluster.out_of_reach(pod) else pod
@@ -86,7 +84,4 @@ class Images:
     def _show(self, pod: Json, reason: str, message: str) -> None:
         now = self._cluster.timeline.stamp()
         self._cluster.put_pod(_states.waiting(pod, reason, message, now))
-        self._say(pod, f"Error: {reason}")
-
-    def _say(self, pod: Json, message: str) -> None:
-        self._cluster.events.say(pod, "Failed", message, source="kubelet", warning=True)
+        self._cluster.events.say(pod, "Failed", f"Error: {reason}", warning=True)

@@ -5,18 +5,16 @@ It looks with the delays of the real one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._admission import _admit
 from .._jobs import _new_pod, _plan, _status
 from .._jobs._backoff import FIRST_SECONDS, Backoff
 from .._objects._refusals import ApiError
 from .._objects._resources import JOBS, PODS
+from .._objects._store import Change
+from ._cluster import Cluster
 from ._delays import Delay
-
-if TYPE_CHECKING:
-    from .._objects._store import Change
-    from ._cluster import Cluster
 
 Json = dict[str, Any]
 Key = tuple[str, str]
@@ -136,12 +134,9 @@ class JobController:
         job = self._cluster.store.find(JOBS, *key)
         if job is not None and plan.ending is not None and _status.finished(job):
             good = plan.ending["type"] == "Complete"
-            reason, message = (
-                ("Completed", "Job completed")
-                if good
-                else (plan.ending["reason"], plan.ending["message"])
-            )
-            self._say(job, reason, message, warning=not good)
+            why = plan.ending["reason"], plan.ending["message"]
+            words = ("Completed", "Job completed") if good else why
+            self._say(job, *words, warning=not good)
 
     def _create(self, job: Json, wanted: list[tuple[int | None, dict[str, str]]]) -> int:
         store = self._cluster.store
@@ -160,9 +155,7 @@ class JobController:
     def _write(self, key: Key, uid: str, status: Json) -> None:
         job = self._cluster.store.find(JOBS, *key)
         if job is not None and job["metadata"]["uid"] == uid:
-            self._cluster.store.replace(
-                JOBS, {**job, "metadata": dict(job["metadata"]), "status": status}
-            )
+            self._cluster.store.replace(JOBS, {**job, "status": status})
 
     def _say(self, job: Json, reason: str, message: str, *, warning: bool = False) -> None:
         self._cluster.events.say(job, reason, message, source=SOURCE, warning=warning)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import copy
+import functools
+from typing import Any
 
 from .._jobs import _status
+from .._jobs._new_pod import owner
 from .._objects._resources import JOBS, KUEUE, LOCAL_QUEUES, WORKLOADS
-
-if TYPE_CHECKING:
-    from .._objects._store import Change
-    from ._cluster import Cluster
+from .._objects._store import Change
+from ._cluster import Cluster
 
 Json = dict[str, Any]
 
@@ -53,12 +54,10 @@ class Kueue:
                 f"Job {job['metadata']['name']} has no active Workload: it needs the label "
                 f"{QUEUE}, and a moment"
             )
-        new = self._conditions(
-            workload, QuotaReserved=("True", "QuotaReserved"), Admitted=("True", "Admitted")
-        )
+        conditions = {kind: ("True", kind) for kind in ("QuotaReserved", "Admitted")}
         if _status.true_condition(workload["status"], "Evicted"):
-            new = self._conditions(new, Evicted=("False", "QuotaReserved"))
-        self._store.replace(self._workloads, new)
+            conditions["Evicted"] = ("False", "QuotaReserved")
+        self._put(workload, **conditions)
 
     def preempt(self, job: Json) -> None:
         """Take a Job's room for another one; it is queued again.
@@ -69,24 +68,19 @@ class Kueue:
         workload = self._workload(job)
         if workload is None or not _status.true_condition(workload["status"], "Admitted"):
             raise LookupError(f"Job {job['metadata']['name']} is not admitted")
-        self._store.replace(self._workloads, self._evicted(workload, "Preempted"))
+        self._evict(workload, "Preempted")
 
     def _heard(self, change: Change) -> None:
         obj = change.new or change.old
         if obj is None or change.resource not in (JOBS, self._workloads):
             return
         meta = obj["metadata"]
-        if change.resource is JOBS:
-            self._cluster.timeline.after(
-                LOOK_SECONDS, lambda: self._look(meta["namespace"], meta["name"])
-            )
-        for owner in meta.get("ownerReferences", []) if change.resource is self._workloads else ():
-            self._cluster.timeline.after(
-                LOOK_SECONDS,
-                lambda name=owner["name"]: self._look(meta["namespace"], name),  # type: ignore[misc]
-            )
+        names = [owner["name"] for owner in meta.get("ownerReferences", [])]
+        for name in [meta["name"]] if change.resource is JOBS else names:
+            look = functools.partial(self._look, meta["namespace"], name)
+            self._cluster.timeline.after(LOOK_SECONDS, look)
         if change.resource is JOBS and change.new is None:
-            for _, workload in list(self._owned(meta["uid"])):
+            for workload in self._owned(meta["uid"]):
                 self._store.remove(self._workloads, meta["namespace"], workload["metadata"]["name"])
 
     def _look(self, namespace: str, name: str) -> None:
@@ -94,88 +88,57 @@ class Kueue:
         if job is None or not is_queued(job) or "deletionTimestamp" in job["metadata"]:
             return
         workload = self._workload(job)
-        if _status.finished(job):
-            if workload is not None and not _status.true_condition(workload["status"], "Finished"):
-                self._store.replace(
-                    self._workloads, self._conditions(workload, Finished=("True", "JobFinished"))
-                )
-            return
         if workload is None:
-            self._store.add(
-                self._workloads, self._store.prepare(self._workloads, self._made_for(job))
-            )
+            if not _status.finished(job):
+                new = self._store.prepare(self._workloads, self._made_for(job))
+                self._store.add(self._workloads, new)
             return
-        if not workload["spec"]["active"]:
-            if not _status.true_condition(workload["status"], "Evicted"):
-                self._store.replace(self._workloads, self._evicted(workload, "Deactivated"))
-            self._suspend(job, suspend=True)
+        status = workload["status"]
+        if _status.finished(job):
+            if not _status.true_condition(status, "Finished"):
+                self._put(workload, Finished=("True", "JobFinished"))
             return
+        if not workload["spec"]["active"] and not _status.true_condition(status, "Evicted"):
+            self._evict(workload, "Deactivated")
         # Kueue overrules any other client that sets suspend, both ways.
-        self._suspend(job, suspend=not _status.true_condition(workload["status"], "Admitted"))
-
-    def _suspend(self, job: Json, *, suspend: bool) -> None:
-        if bool(job["spec"].get("suspend")) != suspend:
-            self._store.replace(
-                JOBS,
-                {
-                    **job,
-                    "metadata": dict(job["metadata"]),
-                    "spec": {**job["spec"], "suspend": suspend},
-                },
-            )
+        admitted = _status.true_condition(status, "Admitted") and workload["spec"]["active"]
+        if bool(job["spec"].get("suspend")) == bool(admitted):
+            spec = {**job["spec"], "suspend": not admitted}
+            self._store.replace(JOBS, {**job, "spec": spec})
 
     def _made_for(self, job: Json) -> Json:
-        meta = job["metadata"]
-        owner = {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "name": meta["name"],
-            "uid": meta["uid"],
-            "controller": True,
-        }
+        meta, spec = job["metadata"], job["spec"]
+        pods = {"name": "main", "count": spec["parallelism"], "template": spec["template"]}
         return {
             "metadata": {
                 "name": f"job-{meta['name']}-{self._store.suffix()}",
                 "namespace": meta["namespace"],
                 "labels": {JOB_UID: meta["uid"]},
-                "ownerReferences": [owner],
+                "ownerReferences": [owner(job)],
             },
-            "spec": {
-                "active": True,
-                "queueName": meta["labels"][QUEUE],
-                "podSets": [
-                    {
-                        "name": "main",
-                        "count": job["spec"]["parallelism"],
-                        "template": job["spec"]["template"],
-                    }
-                ],
-            },
+            "spec": {"active": True, "queueName": meta["labels"][QUEUE], "podSets": [pods]},
             "status": {"conditions": []},
         }
 
-    def _evicted(self, workload: Json, reason: str) -> Json:
+    def _evict(self, workload: Json, reason: str) -> None:
         gone = {"QuotaReserved": ("False", "Pending"), "Admitted": ("False", "NoReservation")}
         if not _status.true_condition(workload["status"], "Admitted"):
             gone = {}
-        return self._conditions(workload, Evicted=("True", reason), **gone)
+        self._put(workload, Evicted=("True", reason), **gone)
 
-    def _conditions(self, workload: Json, **wanted: tuple[str, str]) -> Json:
-        status = {
-            **workload["status"],
-            "conditions": list(workload["status"].get("conditions", [])),
-        }
+    def _put(self, workload: Json, **wanted: tuple[str, str]) -> None:
+        """Set conditions of a Workload: to a status, for a reason."""
+        status = copy.deepcopy(workload["status"])
         for kind, (value, reason) in wanted.items():
             _status.set_condition(status, kind, value, reason, reason, self._cluster.timeline.now())
-        return {**workload, "metadata": dict(workload["metadata"]), "status": status}
+        self._store.replace(self._workloads, {**workload, "status": status})
 
-    def _owned(self, uid: str) -> list[tuple[str, Json]]:
-        return [
-            (kind, obj) for kind, obj in self._store.owned(uid) if kind.startswith("workloads.")
-        ]
+    def _owned(self, uid: str) -> list[Json]:
+        owned = list(self._store.owned(uid))
+        return [obj for kind, obj in owned if kind == self._workloads.qualified]
 
     def _workload(self, job: Json) -> Json | None:
-        return next((obj for _, obj in self._owned(job["metadata"]["uid"])), None)
+        return next(iter(self._owned(job["metadata"]["uid"])), None)
 
 
 def is_queued(job: Json) -> bool:

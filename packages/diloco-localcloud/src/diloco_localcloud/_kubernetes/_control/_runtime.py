@@ -1,32 +1,51 @@
-"""The interface to the part that runs the pods."""
+"""The logs of containers, and the interface to the part that runs the pods."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 Json = dict[str, Any]
 
 ENTRY_BYTES = 16384  # the most in one entry of a log; containerd's default, which was also seen
 
 
-class Log(Protocol):
-    """The output of one container, in the entries of a container runtime.
+class Log:
+    """The output of one container, in the entries of a container runtime; kept in memory.
 
     Read under the cluster's lock. An entry is a line with its newline, without a carriage return
     before it. A line longer than ``ENTRY_BYTES`` is split: each of its entries but the last has no
     newline.
     """
 
-    ended: bool
+    def __init__(self) -> None:
+        self.ended = False
+        self._entries: list[tuple[float, bytes]] = []
+
+    def write(self, moment: float, text: str | bytes) -> None:
+        """Add text; an unfinished line is shown at once, and grows."""
+        data = text.encode() if isinstance(text, str) else text
+        # Only at newlines, as in the container runtime: a carriage return does not end a line.
+        *whole, begin = data.split(b"\n")
+        for line in [*(part + b"\n" for part in whole), *([begin] if begin else [])]:
+            since, begun = moment, b""
+            if self._entries and not self._entries[-1][1].endswith(b"\n"):
+                since, begun = self._entries.pop()
+            rest = begun + line
+            if rest.endswith(b"\r\n"):
+                rest = rest[:-2] + b"\n"
+            while len(rest.removesuffix(b"\n")) > ENTRY_BYTES:
+                self._entries.append((since, rest[:ENTRY_BYTES]))
+                since, rest = moment, rest[ENTRY_BYTES:]
+            self._entries.append((since, rest))
 
     def times(self) -> list[float]:
         """Return the time at which each entry came."""
+        return [moment for moment, _ in self._entries]
 
     def entries(self, start: int, end: int) -> list[tuple[float, bytes]]:
         """Return (time, text) of the entries from ``start`` up to ``end``."""
+        return self._entries[start:end]
 
 
 class Runtime(Protocol):

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from .._objects._resources import CLAIMS, NODES, PODS
+from .._objects._store import Change
 from .._pods import _facts, _states
-from .._pods._scheduling import choose
+from .._pods._scheduling import Filter, choose
+from ._cluster import Cluster
 from ._delays import Delay
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from .._objects._store import Change
-    from .._pods._scheduling import Filter
-    from ._cluster import Cluster
 
 Json = dict[str, Any]
 
@@ -55,7 +51,7 @@ class Scheduler:
     def bind(self, meta: Json) -> None:
         """Give a pod a node now, if it has none."""
         cluster = self._cluster
-        pod = cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+        pod = cluster.pod(meta)
         if pod is None or "nodeName" in pod["spec"] or _facts.deleting(pod):
             return
         why, node = self._held(), None
@@ -82,12 +78,10 @@ class Scheduler:
         Raises:
             ValueError: there are filters, so that the pod has to be placed first.
         """
-        if self._filters:
+        nodes = self._cluster.store.list(NODES)
+        if self._filters or not nodes:
             why = _facts.condition(pod, "PodScheduled").get("message", "it was not looked at yet")
             raise ValueError(f"pod {pod['metadata']['name']} has no node: {why}")
-        nodes = self._cluster.store.list(NODES)
-        if not nodes:
-            raise LookupError("there is no node; add one with nodes.add(...)")
         return str(nodes[0]["metadata"]["name"])
 
     def _missing_claim(self, pod: Json) -> str:

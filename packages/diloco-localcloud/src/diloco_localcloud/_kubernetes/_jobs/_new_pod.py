@@ -10,6 +10,13 @@ from .._pods._facts import INDEX, TRACKING
 Json = dict[str, Any]
 
 
+def owner(job: Json) -> Json:
+    """Return the reference of an object to the Job that owns it."""
+    meta = job["metadata"]
+    names = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
+    return {**names, "controller": True}
+
+
 def from_job(job: Json, index: int | None, suffix: str, annotations: dict[str, str]) -> Json:
     """Return the pod for an index, as the controller sends it."""
     template = copy.deepcopy(job["spec"]["template"])
@@ -23,19 +30,10 @@ def from_job(job: Json, index: int | None, suffix: str, annotations: dict[str, s
         spec["hostname"] = stem
         for container in [*spec.get("initContainers", []), *spec["containers"]]:
             _inject_index(container)
-    spec.setdefault("serviceAccountName", "default")
-    spec.setdefault("serviceAccount", spec["serviceAccountName"])
-    spec.setdefault("enableServiceLinks", True)
-    spec.setdefault("preemptionPolicy", "PreemptLowerPriority")
-    spec.setdefault("priority", 0)
-    owner = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "name": job["metadata"]["name"],
-        "uid": job["metadata"]["uid"],
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
+    account = spec.get("serviceAccountName", "default")
+    accounts = {"serviceAccountName": account, "serviceAccount": account}
+    defaults = {"enableServiceLinks": True, "preemptionPolicy": "PreemptLowerPriority"}
+    spec = {**accounts, **defaults, "priority": 0, **spec}
     prefix = f"{stem}-"
     if len(prefix) > 58:  # leaves room for the five letters: the Job's name is cut, the index stays
         tail = prefix[len(job["metadata"]["name"]) :]
@@ -49,7 +47,7 @@ def from_job(job: Json, index: int | None, suffix: str, annotations: dict[str, s
             "namespace": job["metadata"]["namespace"],
             "labels": labels,
             **({"annotations": notes} if notes else {}),
-            "ownerReferences": [owner],
+            "ownerReferences": [{**owner(job), "blockOwnerDeletion": True}],
             "finalizers": [*(meta.get("finalizers") or []), TRACKING],
         },
         "spec": spec,

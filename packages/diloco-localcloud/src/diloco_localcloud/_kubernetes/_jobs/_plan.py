@@ -11,28 +11,44 @@ from typing import Any
 
 from ..._server import _timeline
 from .._pods import _facts
-from . import _backoff, _end, _failure_policy, _indexes
-from ._status import finished, set_condition, start_status, true_condition, write_counts
+from .._pods._facts import FAILURES, IGNORED
+from . import _backoff, _end
+from ._status import (
+    finished,
+    index_text,
+    parse_indexes,
+    set_condition,
+    start_status,
+    true_condition,
+    write_counts,
+)
 
 Json = dict[str, Any]
 
 
 @dataclass
 class Plan:
-    """The result of one look."""
+    """The result of one look.
+
+    Attributes:
+        status: the status to write; None for none.
+        backoff: the back-off from now on.
+        delete: pods to end, still to be counted.
+        drop: pods to end, not to be counted (suspended, or too many).
+        release: pods that are counted now and lose their finalizer.
+        create: the indexes and annotations of pods to make.
+        ending: the terminal condition, set when all is counted and gone.
+        again: look again after so many seconds.
+    """
 
     status: Json | None = None
     backoff: _backoff.Backoff = field(default_factory=_backoff.Backoff)
-    delete: list[Json] = field(default_factory=list)  # pods to end, still to be counted
-    drop: list[Json] = field(
-        default_factory=list
-    )  # pods to end, not to be counted (suspended, or too many)
-    release: list[Json] = field(
-        default_factory=list
-    )  # pods that are counted now and lose their finalizer
+    delete: list[Json] = field(default_factory=list)
+    drop: list[Json] = field(default_factory=list)
+    release: list[Json] = field(default_factory=list)
     create: list[tuple[int | None, dict[str, str]]] = field(default_factory=list)
-    ending: Json | None = None  # the terminal condition, set when all is counted and gone
-    again: float | None = None  # look again after so many seconds
+    ending: Json | None = None
+    again: float | None = None
 
 
 def plan(
@@ -70,27 +86,20 @@ class _Look:
         self.indexed = self.spec.get("completionMode") == "Indexed"
         self.per_index = self.spec.get("backoffLimitPerIndex") is not None
         self.deleted = "deletionTimestamp" in job["metadata"]
-        self.pods = sorted(
-            pods, key=lambda pod: (_facts.index_of(pod) or 0, pod["metadata"]["name"])
-        )
-        self.active = [
-            pod for pod in self.pods if not _facts.ended(pod) and not _facts.deleting(pod)
-        ]
-        self.terminating = sum(_facts.deleting(pod) and not _facts.ended(pod) for pod in self.pods)
+        self.pods = sorted(pods, key=lambda pod: (_index(pod), pod["metadata"]["name"]))
+        living = [pod for pod in self.pods if not _facts.ended(pod)]
+        self.active = [pod for pod in living if not _facts.deleting(pod)]
+        self.terminating = len(living) - len(self.active)
         self.ready = sum(map(_facts.is_ready, self.active))
         self.status = start_status(job, now)
         self.plan = Plan(backoff=record)
 
     def decide(self) -> Plan:
         counted = set(self.status["uncountedTerminatedPods"].get("failed", []))
-        self.new_failed = [
-            pod for pod in self._uncounted() if self._is_failed(pod) and _uid(pod) not in counted
-        ]
-        new_succeeded = [
-            pod
-            for pod in self._uncounted()
-            if _facts.phase(pod) == "Succeeded" and _uid(pod) not in counted
-        ]
+        self.uncounted = [pod for pod in self.pods if _facts.tracked(pod)]
+        new = [pod for pod in self.uncounted if _uid(pod) not in counted]
+        self.new_failed = [pod for pod in new if self._is_failed(pod)]
+        new_succeeded = [pod for pod in new if _facts.phase(pod) == "Succeeded"]
         self.plan.backoff = self.record.after(new_succeeded, self.new_failed, self.now)
         done = self._indexes(new_succeeded)
         failed = self._failed_indexes()
@@ -98,11 +107,11 @@ class _Look:
         waiting: set[str] = set()
         active = len(self.active)
         if end is not None:
-            self._delete(self.active)
+            self.plan.delete = self._ending(self.active)
             active = 0
         elif not self.deleted:
             active, waiting = self._manage(done, failed)
-            if len(done) >= self._completions() and active == 0:
+            if len(done) >= self.spec["completions"] and active == 0:
                 end = _end.complete()
         self._suspended(end)
         self._track(end, done, failed, waiting)
@@ -110,12 +119,6 @@ class _Look:
         self.plan.status = self.status
         self._announce(end)
         return self.plan
-
-    def _completions(self) -> int:
-        return int(self.spec.get("completions", 1))  # without a number, any success completes it
-
-    def _uncounted(self) -> list[Json]:
-        return [pod for pod in self.pods if _facts.tracked(pod)]
 
     def _is_failed(self, pod: Json) -> bool:
         if _facts.phase(pod) == "Failed":
@@ -126,49 +129,36 @@ class _Look:
 
     def _indexes(self, new_succeeded: list[Json]) -> set[int]:
         if not self.indexed:
-            before = self.status.get("succeeded", 0)
-            return set(range(before + len(new_succeeded)))
+            return set(range(self.status.get("succeeded", 0) + len(new_succeeded)))
         fresh = {index for pod in new_succeeded if (index := _facts.index_of(pod)) is not None}
-        return _indexes.parse(self.status.get("completedIndexes", "")) | fresh
+        return parse_indexes(self.status.get("completedIndexes", "")) | fresh
 
     def _failed_indexes(self) -> set[int]:
         if not self.per_index:
             return set()
-        failed = _indexes.parse(self.status.get("failedIndexes", ""))
+        failed = parse_indexes(self.status.get("failedIndexes", ""))
         for pod in self.new_failed:
-            index = _facts.index_of(pod)
-            verdict = _failure_policy.match(self.job, pod)
-            spent = (
-                verdict.counts
-                and _facts.count_of(pod, _facts.FAILURES) >= self.spec["backoffLimitPerIndex"]
-            )
+            index, verdict = _facts.index_of(pod), _end.match(self.job, pod)
+            failures = _facts.count_of(pod, FAILURES)
+            spent = verdict.counts and failures >= self.spec["backoffLimitPerIndex"]
             if index is not None and (verdict.action == "FailIndex" or spent):
                 failed.add(index)
         return failed
 
     def _end(self, done: set[int], failed: set[int]) -> Json | None:
-        decided = true_condition(self.status, "SuccessCriteriaMet") or true_condition(
-            self.status, "FailureTarget"
-        )
-        if decided:
-            return decided
-        counting = [pod for pod in self.new_failed if _failure_policy.match(self.job, pod).counts]
-        count = (
-            self.status.get("failed", 0)
-            + len(self.status["uncountedTerminatedPods"].get("failed", []))
-            + len(counting)
-        )
-        end = _end.failure(self.job, self.new_failed, count, self.status.get("startTime"), self.now)
+        for kind in ("SuccessCriteriaMet", "FailureTarget"):
+            if decided := true_condition(self.status, kind):
+                return decided
+        counting = [pod for pod in self.new_failed if _end.match(self.job, pod).counts]
+        uncounted = self.status["uncountedTerminatedPods"].get("failed", [])
+        count = self.status.get("failed", 0) + len(uncounted) + len(counting)
+        started = self.status.get("startTime")
+        end = _end.failure(self.job, self.new_failed, count, started, self.now)
         if end is None and self.per_index:
             end = _end.failure_by_index(self.spec, done, failed)
         deadline = self.spec.get("activeDeadlineSeconds")
-        if (
-            end is None
-            and deadline is not None
-            and "startTime" in self.status
-            and not self.spec.get("suspend")
-        ):
-            self._again(_timeline.seconds(self.status["startTime"]) + deadline - self.now)
+        if end is None and not self.spec.get("suspend") and None not in (deadline, started):
+            self._again(_timeline.seconds(started or "") + deadline - self.now)
         return end
 
     def _manage(self, done: set[int], failed: set[int]) -> tuple[int, set[str]]:
@@ -178,14 +168,12 @@ class _Look:
             How many are active now, and the uids of failed ones whose replacement must wait.
         """
         if self.spec.get("suspend"):
-            self._drop(self.active)
+            self.plan.drop = self._ending(self.active)
             return 0, set()
-        want = max(0, min(self.spec["parallelism"], self._completions() - len(done)))
-        if "completions" not in self.spec:
-            want = len(self.active) if done else self.spec["parallelism"]
+        want = max(0, min(self.spec["parallelism"], self.spec["completions"] - len(done)))
         surplus = self._surplus(len(self.active) - want)
         if surplus:
-            self._drop(surplus)
+            self.plan.drop = self._ending(surplus)
             return len(self.active) - len(surplus), set()
         room = want - len(self.active)
         if self.spec.get("podReplacementPolicy") == "Failed":
@@ -200,45 +188,30 @@ class _Look:
             waiting_uids = {_uid(pod) for pod in self.new_failed}
             self.plan.backoff = self.record
             return len(self.active) + min(len(waiting_uids), room), waiting_uids
-        chosen: list[int | None] = (
-            [*self._pending(done, failed, room)] if self.indexed else [None] * room
-        )
-        self.plan.create = [(index, {}) for index in chosen]
-        return len(self.active) + len(chosen), set()
+        pending = self._pending(done, failed, room) if self.indexed else [None] * room
+        self.plan.create = [(index, {}) for index in pending]
+        return len(self.active) + len(pending), set()
 
     def _create_per_index(
         self, room: int, done: set[int], failed: set[int]
     ) -> tuple[int, set[str]]:
         last = self._last_failures(done, failed)
-        waits: list[float] = []
-        waiting_uids: set[str] = set()
+        waits: dict[str, float] = {}
         for index in self._pending(done, failed, room):
-            old = last.get(index)
-            notes, wait = {_facts.FAILURES: "0"}, 0.0
+            notes, wait, old = {FAILURES: "0"}, 0.0, last.get(index)
             if old is not None:
-                failures, ignored = (
-                    _facts.count_of(old, _facts.FAILURES),
-                    _facts.count_of(old, _facts.IGNORED),
-                )
-                if _failure_policy.match(self.job, old).counts:
-                    failures += 1
-                else:
-                    ignored += 1
-                notes = {
-                    _facts.FAILURES: str(failures),
-                    **({_facts.IGNORED: str(ignored)} if ignored else {}),
-                }
-                wait = _backoff.wait(
-                    failures + ignored, _backoff.finished(old, self.now), self.now, self.first
-                )
+                counts = {key: _facts.count_of(old, key) for key in (FAILURES, IGNORED)}
+                counts[FAILURES if _end.match(self.job, old).counts else IGNORED] += 1
+                notes |= {key: str(count) for key, count in counts.items() if count}
+                ended = _backoff.finished(old, self.now)
+                wait = _backoff.wait(sum(counts.values()), ended, self.now, self.first)
             if wait > 0 and old is not None:
-                waits.append(wait)
-                waiting_uids.add(_uid(old))
+                waits[_uid(old)] = wait
             else:
                 self.plan.create.append((index, notes))
         if waits:
-            self._again(min(waits))
-        return len(self.active) + len(self.plan.create) + len(waiting_uids), waiting_uids
+            self._again(min(waits.values()))
+        return len(self.active) + len(self.plan.create) + len(waits), set(waits)
 
     def _unreplaced(self, done: set[int], failed: set[int]) -> set[str]:
         """Return the failed pods of indexes that will be tried again.
@@ -263,52 +236,37 @@ class _Look:
 
         A Job may have two thousand million indexes, so the search ends after ``most``.
         """
-        taken = {_facts.index_of(pod) for pod in self.active} | done | failed
-        if self.spec.get("podReplacementPolicy") == "Failed":
-            taken |= {
-                _facts.index_of(pod)
-                for pod in self.pods
-                if _facts.deleting(pod) and not _facts.ended(pod)
-            }
-        return list(
-            islice((index for index in range(self._completions()) if index not in taken), most)
-        )
+        waits = self.spec.get("podReplacementPolicy") == "Failed"
+        busy = [pod for pod in self.pods if waits and not _facts.ended(pod)] or self.active
+        taken = {_facts.index_of(pod) for pod in busy} | done | failed
+        free = (index for index in range(self.spec["completions"]) if index not in taken)
+        return list(islice(free, most))
 
-    def _surplus(self, at_least: int) -> list[Json]:
-        """Return the active pods to end: those with a wrong index, then as many as are too many.
+    def _surplus(self, too_many: int) -> list[Json]:
+        """Return the active pods to end.
 
-        An index is wrong if it is out of range or taken twice. Of the others, unready ones come
-        first.
+        Those whose index is out of range come first, then unready ones and those of the last
+        indexes.
         """
-        kept: dict[int | None, Json] = {}
-        surplus = []
-        for pod in self.active if self.indexed else []:
-            index = _facts.index_of(pod)
-            if index is None or index >= self.spec["completions"] or index in kept:
-                surplus.append(pod)
-            else:
-                kept[index] = pod
-        rest = [pod for pod in self.active if pod not in surplus]
-        rest.sort(key=lambda pod: (_facts.is_ready(pod), -(_facts.index_of(pod) or 0)))
-        return surplus + rest[: max(0, at_least - len(surplus))]
+        most = self.spec["completions"]
+        outside = [pod for pod in self.active if self.indexed and _index(pod) >= most]
+        ordered = sorted(
+            self.active, key=lambda pod: (pod not in outside, _facts.is_ready(pod), -_index(pod))
+        )
+        return ordered[: max(0, too_many, len(outside))]
 
-    def _delete(self, pods: list[Json]) -> None:
-        self.plan.delete = pods
+    def _ending(self, pods: list[Json]) -> list[Json]:
+        """Return active pods that are deleted now, and count them as such."""
         self.terminating += len(pods)
         self.ready -= sum(map(_facts.is_ready, pods))
-
-    def _drop(self, pods: list[Json]) -> None:
-        self.plan.drop = pods
-        self.terminating += len(pods)
-        self.ready -= sum(map(_facts.is_ready, pods))
+        return pods
 
     def _suspended(self, end: Json | None) -> None:
         if end is not None or self.deleted:
             return
         if self.spec.get("suspend"):
-            set_condition(
-                self.status, "Suspended", "True", "JobSuspended", "Job suspended", self.now
-            )
+            words = ("True", "JobSuspended", "Job suspended")
+            set_condition(self.status, "Suspended", *words, self.now)
         elif true_condition(self.status, "Suspended"):
             set_condition(self.status, "Suspended", "False", "JobResumed", "Job resumed", self.now)
             self.status["startTime"] = _timeline.stamp(self.now)
@@ -317,7 +275,7 @@ class _Look:
 
     def _track(self, end: Json | None, done: set[int], failed: set[int], waiting: set[str]) -> None:
         uncounted = list(self.status["uncountedTerminatedPods"].get("failed", []))
-        for pod in self._uncounted():
+        for pod in self.uncounted:
             lost = self._is_failed(pod)
             free = self.deleted or end is not None or _facts.phase(pod) == "Succeeded" or lost
             if not free or _uid(pod) in waiting:
@@ -326,7 +284,7 @@ class _Look:
             if _facts.phase(pod) == "Succeeded":
                 continue
             ended_by_end = end is not None and end["type"] != "SuccessCriteriaMet"
-            counts = (lost or ended_by_end) and _failure_policy.match(self.job, pod).counts
+            counts = (lost or ended_by_end) and _end.match(self.job, pod).counts
             if counts and _uid(pod) not in uncounted:
                 uncounted.append(_uid(pod))
         if uncounted:
@@ -334,9 +292,9 @@ class _Look:
         if done:
             self.status["succeeded"] = len(done)
         if self.indexed and done:
-            self.status["completedIndexes"] = _indexes.text(done)
+            self.status["completedIndexes"] = index_text(done)
         if self.per_index:
-            self.status["failedIndexes"] = _indexes.text(failed)
+            self.status["failedIndexes"] = index_text(failed)
 
     def _announce(self, end: Json | None) -> None:
         """Set the interim condition now; the terminal one follows when all is counted and gone."""
@@ -354,3 +312,7 @@ class _Look:
 
 def _uid(pod: Json) -> str:
     return str(pod["metadata"]["uid"])
+
+
+def _index(pod: Json) -> int:
+    return _facts.index_of(pod) or 0

@@ -1,13 +1,17 @@
-"""The status of a Job: its conditions and counts."""
+"""The status of a Job: its conditions, its counts, and its lists of indexes: ``0,2-4``."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 from ..._server import _timeline
 
 Json = dict[str, Any]
+
+_MOST_INDEX = 10_000_000  # far more than any Job has
 
 
 def true_condition(status: Json, kind: str) -> Json | None:
@@ -97,3 +101,37 @@ def settle(status: Json, released: set[str], ending: Json | None, now: float) ->
         if ending["type"] == "Complete":
             status["completionTime"] = _timeline.stamp(now)
     return status
+
+
+def index_text(indexes: Iterable[int]) -> str:
+    """Return the sorted list, with three or more neighbours as a range: two stay ``1,2``."""
+    ordered = sorted(set(indexes))
+    if not ordered:
+        return ""
+    cuts = [
+        0,
+        *(place for place, (low, high) in enumerate(pairwise(ordered), 1) if high != low + 1),
+        len(ordered),
+    ]
+    parts = []
+    for start, end in pairwise(cuts):
+        run = ordered[start:end]
+        parts.append(f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)))
+    return ",".join(parts)
+
+
+def parse_indexes(listed: str) -> set[int]:
+    """Return the indexes of a list that ``index_text`` wrote.
+
+    Raises:
+        ValueError: it is not such a list.
+    """
+    indexes: set[int] = set()
+    for part in filter(None, listed.split(",")):
+        first, dash, last = part.partition("-")
+        if not (first.isdecimal() and (last.isdecimal() or not dash)) or len(first + last) > 20:
+            raise ValueError(f"{part!r} is neither an index nor a range of indexes")
+        if int(last or first) > _MOST_INDEX:
+            raise ValueError(f"{last or first} is above {_MOST_INDEX}")
+        indexes.update(range(int(first), int(last or first) + 1))
+    return indexes

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ._resources import Resource
+
 Json = dict[str, Any]
 
 
@@ -33,21 +35,16 @@ class ApiError(Exception):
         }
 
 
-def qualified(resource: str, group: str) -> str:
-    """Return ``jobs.batch``, or ``pods`` in the core group."""
-    return f"{resource}.{group}" if group else resource
+def _about(resource: Resource, name: str) -> Json:
+    """Return the details of a Status about an object, or about a collection of them."""
+    details = {"name": name, "group": resource.group, "kind": resource.plural}
+    return {key: value for key, value in details.items() if value}
 
 
-def _details(resource: str, group: str, name: str) -> Json:
-    return {
-        key: value for key, value in (("name", name), ("group", group), ("kind", resource)) if value
-    }
-
-
-def not_found(resource: str, group: str, name: str) -> ApiError:
+def not_found(resource: Resource, name: str) -> ApiError:
     """Return 404 for an object."""
-    message = f'{qualified(resource, group)} "{name}" not found'
-    return ApiError(404, "NotFound", message, _details(resource, group, name))
+    message = f'{resource.qualified} "{name}" not found'
+    return ApiError(404, "NotFound", message, _about(resource, name))
 
 
 def no_such_path(method: str, path: str) -> ApiError:
@@ -59,19 +56,14 @@ def no_such_path(method: str, path: str) -> ApiError:
     return ApiError(404, "NotFound", message, {})
 
 
-def already_exists(resource: str, group: str, name: str) -> ApiError:
-    """Return 409 for a create of an object that exists."""
-    message = f'{qualified(resource, group)} "{name}" already exists'
-    return ApiError(409, "AlreadyExists", message, _details(resource, group, name))
+def already_exists(resource: Resource, name: str, *, deleting: bool = False) -> ApiError:
+    """Return 409 for a create of an object that exists, or is still being deleted."""
+    message = f'{resource.qualified} "{name}" already exists'
+    message = f"object is being deleted: {message}" if deleting else message
+    return ApiError(409, "AlreadyExists", message, _about(resource, name))
 
 
-def being_deleted(resource: str, group: str, name: str) -> ApiError:
-    """Return 409 for a create while the old object is being deleted."""
-    message = f'object is being deleted: {qualified(resource, group)} "{name}" already exists'
-    return ApiError(409, "AlreadyExists", message, _details(resource, group, name))
-
-
-def being_terminated(resource: str, group: str, name: str, namespace: str) -> ApiError:
+def being_terminated(resource: Resource, name: str, namespace: str) -> ApiError:
     """Return 403 for a create in a namespace that is being deleted."""
     cause = {
         "reason": "NamespaceTerminating",
@@ -79,39 +71,31 @@ def being_terminated(resource: str, group: str, name: str, namespace: str) -> Ap
         "field": "metadata.namespace",
     }
     message = (
-        f'{qualified(resource, group)} "{name}" is forbidden: unable to create new content '
+        f'{resource.qualified} "{name}" is forbidden: unable to create new content '
         f"in namespace {namespace} because it is being terminated"
     )
-    return ApiError(
-        403, "Forbidden", message, {**_details(resource, group, name), "causes": [cause]}
-    )
+    return ApiError(403, "Forbidden", message, {**_about(resource, name), "causes": [cause]})
 
 
-def conflict(resource: str, group: str, name: str, cause: str | None = None) -> ApiError:
+_MODIFIED = (
+    "the object has been modified; please apply your changes to the latest version and try again"
+)
+
+
+def conflict(resource: Resource, name: str, cause: str = _MODIFIED) -> ApiError:
     """Return 409 for an update or a failed precondition."""
-    cause = (
-        cause
-        or "the object has been modified; please apply your changes to the latest version "
-        "and try again"
-    )
-    message = f'Operation cannot be fulfilled on {qualified(resource, group)} "{name}": {cause}'
-    return ApiError(409, "Conflict", message, _details(resource, group, name))
+    message = f'Operation cannot be fulfilled on {resource.qualified} "{name}": {cause}'
+    return ApiError(409, "Conflict", message, _about(resource, name))
 
 
-def invalid(kind: str, group: str, name: str, causes: list[tuple[str, str, str]]) -> ApiError:
+def invalid(resource: Resource, name: str, causes: list[tuple[str, str, str]]) -> ApiError:
     """Return 422; a cause is (field, reason such as FieldValueInvalid, message)."""
     texts = [f"{field}: {message}" for field, _, message in causes]
     listed = texts[0] if len(texts) == 1 else "[" + ", ".join(texts) + "]"
-    details = {
-        **_details(kind, group, name),
-        "causes": [
-            {"reason": reason, "message": message, "field": field}
-            for field, reason, message in causes
-        ],
-    }
-    return ApiError(
-        422, "Invalid", f'{qualified(kind, group)} "{name}" is invalid: {listed}', details
-    )
+    kind = f"{resource.kind}.{resource.group}" if resource.group else resource.kind
+    items = [{"reason": reason, "message": words, "field": at} for at, reason, words in causes]
+    details = {**_about(resource, name), "kind": resource.kind, "causes": items}
+    return ApiError(422, "Invalid", f'{kind} "{name}" is invalid: {listed}', details)
 
 
 def bad_request(message: str) -> ApiError:
@@ -136,18 +120,13 @@ def method_not_allowed() -> ApiError:
     return ApiError(405, "MethodNotAllowed", message, {})
 
 
-def unsupported_media_type(media_type: str, allowed: list[str]) -> ApiError:
-    """Return 415 for a body of another media type than the allowed ones."""
+def unsupported_media_type(allowed: list[str]) -> ApiError:
+    """Return 415 for a body of another media type than the allowed ones, or of none."""
     message = (
         "the body of the request was in an unknown format - accepted media types include: "
         f"{', '.join(allowed)}"
     )
-    return ApiError(
-        415,
-        "UnsupportedMediaType",
-        message if media_type else "the body of the request has no content type",
-        {},
-    )
+    return ApiError(415, "UnsupportedMediaType", message, {})
 
 
 def internal_error(message: str) -> ApiError:
@@ -158,14 +137,8 @@ def internal_error(message: str) -> ApiError:
 
 def too_many_requests(seconds: int) -> ApiError:
     """Return 429 with Retry-After."""
-    message = "Too many requests, please try again later."
-    return ApiError(
-        429,
-        "TooManyRequests",
-        message,
-        {"retryAfterSeconds": seconds},
-        {"Retry-After": str(seconds)},
-    )
+    message, details = "Too many requests, please try again later.", {"retryAfterSeconds": seconds}
+    return ApiError(429, "TooManyRequests", message, details, {"Retry-After": str(seconds)})
 
 
 def gone(message: str) -> ApiError:
@@ -174,32 +147,25 @@ def gone(message: str) -> ApiError:
 
 
 def forbidden(
-    user: str,
-    verb: str,
-    resource: str,
-    group: str,
-    namespace: str,
-    name: str,
-    subresource: str = "",
+    user: str, verb: str, resource: Resource, namespace: str, name: str, subresource: str = ""
 ) -> ApiError:
     """Return the authorizer's 403."""
-    what = f"{resource}/{subresource}" if subresource else resource
-    subject = f'{qualified(resource, group)} "{name}"' if name else qualified(resource, group)
+    what = f"{resource.plural}/{subresource}" if subresource else resource.plural
+    subject = f'{resource.qualified} "{name}"' if name else resource.qualified
     where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
     message = (
         f'{subject} is forbidden: User "{user}" cannot {verb} resource "{what}" '
-        f'in API group "{group}" {where}'
+        f'in API group "{resource.group}" {where}'
     )
-    return ApiError(403, "Forbidden", message, _details(resource, group, name))
+    return ApiError(403, "Forbidden", message, _about(resource, name))
 
 
-def success(resource: str, group: str, name: str, uid: str) -> Json:
+def success(resource: Resource, name: str, uid: str) -> Json:
     """Return the Status that answers a delete which removed the object."""
-    details = {**_details(resource, group, name), "uid": uid}
-    return {
-        "kind": "Status",
-        "apiVersion": "v1",
-        "metadata": {},
-        "status": "Success",
-        "details": details,
-    }
+    details = {**_about(resource, name), "uid": uid}
+    answer = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+    return {**answer, "details": details}
+
+
+class AdmissionError(Exception):
+    """The reason why a pod is refused: the part of the message after ``pods "x" is forbidden:``."""

@@ -6,15 +6,12 @@ import copy
 import random
 import uuid
 from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import _refusals
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from ._resources import Resource
+from ._resources import Resource
 
 Json = dict[str, Any]
 
@@ -60,7 +57,7 @@ class Store:
 
     def find(self, resource: Resource, namespace: str, name: str) -> Json | None:
         """Return the object, or None."""
-        return self._objects.get(_kind(resource), {}).get((namespace, name))
+        return self._objects.get(resource.qualified, {}).get((namespace, name))
 
     def get(self, resource: Resource, namespace: str, name: str) -> Json:
         """Return the object.
@@ -70,17 +67,17 @@ class Store:
         """
         obj = self.find(resource, namespace, name)
         if obj is None:
-            raise _refusals.not_found(resource.plural, resource.group, name)
+            raise _refusals.not_found(resource, name)
         return obj
 
     def list(self, resource: Resource, namespace: str = "") -> list[Json]:
         """Return the objects of a namespace, or of all, ordered by namespace and name."""
-        table = self._objects.get(_kind(resource), {})
+        table = self._objects.get(resource.qualified, {})
         return [table[key] for key in sorted(table) if not namespace or key[0] == namespace]
 
     def by_age(self, resource: Resource, namespace: str) -> Sequence[Json]:
         """Return a namespace's objects, oldest first; creationTimestamp is too coarse for that."""
-        table = self._objects.get(_kind(resource), {})
+        table = self._objects.get(resource.qualified, {})
         return [obj for (where, _), obj in table.items() if where == namespace]
 
     def owned(self, uid: str) -> Iterator[tuple[str, Json]]:
@@ -112,8 +109,7 @@ class Store:
         old = self.find(resource, meta.get("namespace", ""), meta["name"])
         if old is not None:
             deleting = "deletionTimestamp" in old["metadata"]
-            refuse = _refusals.being_deleted if deleting else _refusals.already_exists
-            raise refuse(resource.plural, resource.group, meta["name"])
+            raise _refusals.already_exists(resource, meta["name"], deleting=deleting)
         return self._put(resource, None, new)
 
     def replace(self, resource: Resource, new: Json, *, keep: bool = False) -> Json | None:
@@ -122,7 +118,8 @@ class Store:
         Without ``keep`` the object is removed, and the result is None, if it is being deleted and
         neither a finalizer nor a grace period holds it.
         """
-        meta = new["metadata"]
+        meta = dict(new["metadata"])
+        new = {**new, "metadata": meta}
         old = self.get(resource, meta.get("namespace", ""), meta["name"])
         if new.get("spec") != old.get("spec"):
             meta["generation"] = old["metadata"].get("generation", 0) + 1
@@ -135,21 +132,21 @@ class Store:
     def remove(self, resource: Resource, namespace: str, name: str) -> None:
         """Take an object out at once."""
         old = self.get(resource, namespace, name)
-        del self._objects[_kind(resource)][namespace, name]
+        del self._objects[resource.qualified][namespace, name]
         for reference in old["metadata"].get("ownerReferences", []):
-            self._owned.get(reference["uid"], set()).discard((_kind(resource), namespace, name))
+            self._owned.get(reference["uid"], set()).discard((resource.qualified, namespace, name))
         self._tell(resource, old, None)
 
     def _put(self, resource: Resource, old: Json | None, new: Json) -> Json:
         meta = new["metadata"]
         key = (meta.get("namespace", ""), meta["name"])
         for reference in (old or {}).get("metadata", {}).get("ownerReferences", []):
-            self._owned.get(reference["uid"], set()).discard((_kind(resource), *key))
+            self._owned.get(reference["uid"], set()).discard((resource.qualified, *key))
         for reference in meta.get("ownerReferences", []):
-            self._owned.setdefault(reference["uid"], set()).add((_kind(resource), *key))
+            self._owned.setdefault(reference["uid"], set()).add((resource.qualified, *key))
         self.version += 1
         meta["resourceVersion"] = str(self.version)
-        self._objects.setdefault(_kind(resource), {})[key] = new
+        self._objects.setdefault(resource.qualified, {})[key] = new
         self._tell(resource, old, new)
         return new
 
@@ -160,10 +157,6 @@ class Store:
         self.changes.append(change)
         for listener in self.listeners:
             listener(change)
-
-
-def _kind(resource: Resource) -> str:
-    return _refusals.qualified(resource.plural, resource.group)
 
 
 def _same(old: Json, new: Json) -> bool:

@@ -95,7 +95,7 @@ def unselected(node: Json, _: Taken, pod: Json) -> list[Lack]:
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
     terms = required.get("nodeSelectorTerms") or [] if required else None
     if any(labels.get(key) != value for key, value in selector.items()) or (
-        terms is not None and not any(_meets(term, labels, node) for term in terms)
+        terms is not None and not any(_meets(term, labels) for term in terms)
     ):
         return [Lack("node(s) didn't match Pod's node affinity/selector")]
     return []
@@ -121,46 +121,29 @@ def tolerates(pod: Json, taint: Mapping[str, Any]) -> bool:
     return any(_matches(toleration, taint) for toleration in pod["spec"].get("tolerations") or [])
 
 
-def toleration_seconds(pod: Json, taints: Iterable[Json]) -> float | None:
-    """Return how many seconds a pod may stay on a node with these NoExecute taints.
+def toleration_seconds(pod: Json, taint: Json) -> float | None:
+    """Return how many seconds a pod may stay on a node with a NoExecute taint.
 
     None means for ever, 0 not at all.
     """
-    shortest: float | None = None
-    for taint in taints:
-        matching = [item for item in pod["spec"].get("tolerations") or [] if _matches(item, taint)]
-        if not matching:
-            return 0.0
-        limits = [
-            float(item["tolerationSeconds"])
-            for item in matching
-            if item.get("tolerationSeconds") is not None
-        ]
-        if limits:
-            shortest = min(limits) if shortest is None else min(shortest, *limits)
-    return shortest
+    matching = [item for item in pod["spec"].get("tolerations") or [] if _matches(item, taint)]
+    limits = [item.get("tolerationSeconds") for item in matching]
+    seconds = [float(limit) for limit in limits if limit is not None]
+    return min(seconds, default=None) if matching else 0.0
 
 
 def _matches(toleration: Json, taint: Mapping[str, Any]) -> bool:
     if toleration.get("effect") not in (None, "", taint["effect"]):
         return False
-    if toleration.get("key") not in (None, "", taint["key"]):
-        return False
+    key, value = toleration.get("key"), toleration.get("value") or ""
     if toleration.get("operator") == "Exists":
-        return True
-    return bool(toleration.get("key")) and (toleration.get("value") or "") == (
-        taint.get("value") or ""
-    )
+        return key in (None, "", taint["key"])
+    return key == taint["key"] and value == (taint.get("value") or "")
 
 
-def _meets(term: Json, labels: Mapping[str, str], node: Json) -> bool:
+def _meets(term: Json, labels: Mapping[str, str]) -> bool:
     expressions = term.get("matchExpressions") or []
-    fields = term.get("matchFields") or []
-    named = {"metadata.name": node["metadata"]["name"]}
-    return bool(expressions or fields) and (
-        all(_holds(expression, labels) for expression in expressions)
-        and all(_holds(field, named) for field in fields)
-    )
+    return bool(expressions) and all(_holds(expression, labels) for expression in expressions)
 
 
 def _holds(expression: Json, labels: Mapping[str, str]) -> bool:
@@ -201,12 +184,10 @@ def _requests(pod: Json) -> dict[str, float]:
 def _message(nodes: int, reasons: str, hopeless: int) -> str:
     if not nodes:
         return "no nodes available to schedule pods"
-    helpless = Counter(
-        {
-            "Preemption is not helpful for scheduling": hopeless,
-            "No preemption victims found for incoming pod": nodes - hopeless,
-        }
-    )
+    helpless = {
+        "Preemption is not helpful for scheduling": hopeless,
+        "No preemption victims found for incoming pod": nodes - hopeless,
+    }
     available = f"0/{nodes} nodes are available"
     return (
         f"{available}: {reasons}. no new claims to deallocate, preemption: "
@@ -214,5 +195,5 @@ def _message(nodes: int, reasons: str, hopeless: int) -> str:
     )
 
 
-def _listed(counts: Counter[str]) -> str:
+def _listed(counts: Mapping[str, int]) -> str:
     return ", ".join(sorted(f"{count} {words}" for words, count in counts.items() if count))

@@ -6,6 +6,8 @@ import copy
 import hashlib
 from typing import Any
 
+from . import _facts
+
 Json = dict[str, Any]
 
 
@@ -19,27 +21,20 @@ def with_condition(
 ) -> Json:
     """Return the pod with a condition set; its transition time is kept if the status stays."""
     status = "True" if true else "False"
-    entries = copy.deepcopy(pod["status"].get("conditions", []))
-    old = next((entry for entry in entries if entry["type"] == kind), None)
-    since = old["lastTransitionTime"] if old and old["status"] == status else now
-    new = {
-        "type": kind,
-        "status": status,
-        "lastProbeTime": None,
-        "lastTransitionTime": since,
-        **({"reason": reason} if reason else {}),
-        **({"message": message} if message else {}),
-    }
-    entries = [new if entry["type"] == kind else entry for entry in entries]
-    return with_status(pod, conditions=entries if old else [*entries, new])
+    entries = {entry["type"]: entry for entry in pod["status"].get("conditions", [])}
+    old = entries.get(kind, {})
+    since = old["lastTransitionTime"] if old.get("status") == status else now
+    new = {"type": kind, "status": status, "lastProbeTime": None, "lastTransitionTime": since}
+    words = {"reason": reason, "message": message}
+    entries[kind] = {**new, **{key: text for key, text in words.items() if text}}
+    return with_status(pod, conditions=list(entries.values()))
 
 
 def unschedulable(pod: Json, message: str, now: str) -> Json:
     """Return the pod as one that fits on no node for now."""
+    words = {"reason": "Unschedulable", "message": message}
     pod = with_status(pod, phase="Pending")
-    return with_condition(
-        pod, "PodScheduled", true=False, now=now, reason="Unschedulable", message=message
-    )
+    return with_condition(pod, "PodScheduled", true=False, now=now, **words)
 
 
 def bound(pod: Json, node: str, now: str) -> Json:
@@ -50,33 +45,22 @@ def bound(pod: Json, node: str, now: str) -> Json:
 
 def waiting(pod: Json, reason: str, message: str, now: str) -> Json:
     """Return the pod while the kubelet prepares its containers: pulls images, or fails to."""
-    statuses = []
-    for container in pod["spec"]["containers"]:
-        state: Json = {"waiting": {"reason": reason, **({"message": message} if message else {})}}
-        statuses.append(_status(pod, container, state, ready=False, started=False))
-    pod = with_status(
-        pod,
-        phase="Pending",
-        hostIP="127.0.0.1",
-        hostIPs=[{"ip": "127.0.0.1"}],
-        startTime=pod["status"].get("startTime", now),
-    )
+    state: Json = {"waiting": {"reason": reason, **({"message": message} if message else {})}}
+    host, started = "127.0.0.1", pod["status"].get("startTime", now)
+    place = {"hostIP": host, "hostIPs": [{"ip": host}], "startTime": started}
+    pod = with_status(pod, phase="Pending", **place)
     pod = with_condition(pod, "PodReadyToStartContainers", true=True, now=now)
     pod = with_condition(pod, "Initialized", true=True, now=now)
     pod = _unready(pod, now, "ContainersNotReady")
-    return with_status(pod, containerStatuses=statuses)
+    return with_status(pod, containerStatuses=_statuses(pod, state))
 
 
 def running(pod: Json, now: str, address: str = "") -> Json:
     """Return the pod with all its containers running and ready."""
-    statuses = []
-    for container in pod["spec"]["containers"]:
-        state = {"running": {"startedAt": now}}
-        statuses.append(_status(pod, container, state, ready=True, started=True))
+    statuses = _statuses(pod, {"running": {"startedAt": now}})
     address = address or _address(pod)
-    pod = with_status(
-        pod, phase="Running", containerStatuses=statuses, podIP=address, podIPs=[{"ip": address}]
-    )
+    place = {"podIP": address, "podIPs": [{"ip": address}]}
+    pod = with_status(pod, phase="Running", containerStatuses=statuses, **place)
     pod = with_condition(pod, "Ready", true=True, now=now)
     return with_condition(pod, "ContainersReady", true=True, now=now)
 
@@ -92,12 +76,11 @@ def terminated(
     signal: int | None = None,
 ) -> Json:
     """Return the pod with one container ended; the phase follows later, by ``ended``."""
-    old = _old(pod, container)
-    started = old.get("state", {}).get("running", {}).get("startedAt", now)
+    old = _facts.container_status(pod, container)
     state: Json = {
         "exitCode": code,
         "reason": reason or ("Completed" if code == 0 else "Error"),
-        "startedAt": started,
+        "startedAt": old.get("state", {}).get("running", {}).get("startedAt", now),
         "finishedAt": now,
         "containerID": old.get("containerID", _container_id(pod, container)),
         **({"message": message} if message else {}),
@@ -123,80 +106,61 @@ def never_made(pod: Json, container: str, now: str) -> Json:
 
 
 def _with_end(pod: Json, container: str, state: Json, now: str) -> Json:
-    spec = next(item for item in pod["spec"]["containers"] if item["name"] == container)
-    new = _status(pod, spec, {"terminated": state}, ready=False, started=False)
-    known = pod["status"].get("containerStatuses") or [
-        _status(pod, item, {"waiting": {"reason": "ContainerCreating"}}, ready=False, started=False)
-        for item in pod["spec"]["containers"]
-    ]
-    statuses = [new if entry["name"] == container else entry for entry in known]
+    known = pod["status"].get("containerStatuses")
+    known = known or _statuses(pod, {"waiting": {"reason": "ContainerCreating"}})
+    ends = {entry["name"]: entry for entry in _statuses(pod, {"terminated": state})}
+    statuses = [ends[container] if entry["name"] == container else entry for entry in known]
     return with_status(_unready(pod, now, "ContainersNotReady"), containerStatuses=statuses)
 
 
 def ended(pod: Json, now: str) -> Json:
     """Return the pod after all containers have ended: Succeeded if all with 0, else Failed."""
-    codes = [
-        entry["state"].get("terminated", {}).get("exitCode", 1)
-        for entry in pod["status"]["containerStatuses"]
-    ]
-    good = not any(codes)
+    states = [entry["state"] for entry in pod["status"]["containerStatuses"]]
+    good = not any(state.get("terminated", {}).get("exitCode", 1) for state in states)
     pod = _unready(pod, now, "PodCompleted" if good else "PodFailed")
     return with_status(pod, phase="Succeeded" if good else "Failed")
 
 
 def disrupted(pod: Json, reason: str, message: str, now: str) -> Json:
     """Return the pod marked as ended by the cluster (condition DisruptionTarget)."""
-    return with_condition(
-        pod, "DisruptionTarget", true=True, now=now, reason=reason, message=message
-    )
+    words = {"reason": reason, "message": message}
+    return with_condition(pod, "DisruptionTarget", true=True, now=now, **words)
 
 
-def unreachable(pod: Json, now: str) -> Json:
-    """Return the pod of a node that does not answer.
+def answering(pod: Json, now: str, *, yes: bool) -> Json:
+    """Return the pod of a node that does not answer, or answers again.
 
-    As observed, it is not ready any more, while its containers still count as running.
+    As observed, it is not ready then, while its containers still count as running. What happens
+    when the node answers again follows the source; it was not seen.
     """
-    return with_condition(pod, "Ready", true=False, now=now)
-
-
-def reachable(pod: Json, now: str) -> Json:
-    """Return the pod of a node that answers again, its containers running as before.
-
-    This follows the source; it was not seen.
-    """
-    return with_condition(pod, "Ready", true=True, now=now)
+    return with_condition(pod, "Ready", true=yes, now=now)
 
 
 def _unready(pod: Json, now: str, reason: str) -> Json:
     names = " ".join(container["name"] for container in pod["spec"]["containers"])
     message = f"containers with unready status: [{names}]" if reason == "ContainersNotReady" else ""
-    pod = with_condition(pod, "Ready", true=False, now=now, reason=reason, message=message)
-    return with_condition(
-        pod, "ContainersReady", true=False, now=now, reason=reason, message=message
-    )
+    for kind in ("Ready", "ContainersReady"):
+        pod = with_condition(pod, kind, true=False, now=now, reason=reason, message=message)
+    return pod
 
 
-def _old(pod: Json, name: str) -> Json:
-    for entry in pod["status"].get("containerStatuses", []):
-        if entry["name"] == name:
-            return dict(entry)
-    return {}
-
-
-def _status(pod: Json, container: Json, state: Json, *, ready: bool, started: bool) -> Json:
-    name, image = container["name"], container.get("image", "")
-    begun = "waiting" not in state
-    return {
-        "name": name,
-        "image": image,
-        "imageID": f"stand-in://{image}" if begun else "",
-        **({"containerID": _container_id(pod, name)} if begun else {}),
-        "lastState": {},
-        "ready": ready,
-        "restartCount": 0,
-        "started": started,
-        "state": state,
-    }
+def _statuses(pod: Json, state: Json) -> list[Json]:
+    """Return the statuses of all containers in this state."""
+    begun, runs = "waiting" not in state, "running" in state
+    return [
+        {
+            "name": container["name"],
+            "image": container.get("image", ""),
+            "imageID": f"stand-in://{container.get('image', '')}" if begun else "",
+            **({"containerID": _container_id(pod, container["name"])} if begun else {}),
+            "lastState": {},
+            "ready": runs,
+            "restartCount": 0,
+            "started": runs,
+            "state": state,
+        }
+        for container in pod["spec"]["containers"]
+    ]
 
 
 def _container_id(pod: Json, name: str) -> str:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Mapping
+from typing import Any
 
 from .._control._content import ConfigError, content
-from .._objects import _resources
-from ._expand import expand
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from .._objects._store import Store
+from .._objects._resources import CONFIG_MAPS, SECRETS, Resource
+from .._objects._store import Store
 
 Json = dict[str, Any]
+
+_PATTERN = re.compile(r"\$(\$|\(([^)]*)\))")
 
 
 def resolve(store: Store, pod: Json, container: Json, base: Mapping[str, str]) -> dict[str, str]:
@@ -26,18 +25,11 @@ def resolve(store: Store, pod: Json, container: Json, base: Mapping[str, str]) -
     """
     env = dict(base)
     for source in container.get("envFrom") or []:
-        for kind, resource in (
-            ("configMapRef", _resources.CONFIG_MAPS),
-            ("secretRef", _resources.SECRETS),
-        ):
+        for kind, resource in (("configMapRef", CONFIG_MAPS), ("secretRef", SECRETS)):
             if kind in source:
                 data = content(store, resource, pod, source[kind])
-                env |= {
-                    source.get("prefix", "") + key: _text(
-                        data, key, _where(resource, pod, source[kind])
-                    )
-                    for key in data
-                }
+                where, prefix = _where(resource, pod, source[kind]), source.get("prefix", "")
+                env |= {prefix + key: _text(data, key, where) for key in data}
     for entry in container.get("env") or []:
         if entry.get("valueFrom"):
             value = _from(store, pod, entry["valueFrom"])
@@ -51,23 +43,17 @@ def resolve(store: Store, pod: Json, container: Json, base: Mapping[str, str]) -
 def _from(store: Store, pod: Json, source: Json) -> str | None:
     if "fieldRef" in source:
         return field(pod, source["fieldRef"]["fieldPath"])
-    for kind, resource in (
-        ("configMapKeyRef", _resources.CONFIG_MAPS),
-        ("secretKeyRef", _resources.SECRETS),
-    ):
+    for kind, resource in (("configMapKeyRef", CONFIG_MAPS), ("secretKeyRef", SECRETS)):
         if kind in source:
-            reference = source[kind]
-            data = content(store, resource, pod, reference)
-            if reference["key"] in data:
-                return _text(data, reference["key"], _where(resource, pod, reference))
-            if reference.get("optional"):
-                return None
-            where = _where(resource, pod, reference)
-            raise ConfigError(f"couldn't find key {reference['key']} in {where}")
+            reference, key = source[kind], source[kind]["key"]
+            data, where = content(store, resource, pod, reference), _where(resource, pod, reference)
+            if key not in data and not reference.get("optional"):
+                raise ConfigError(f"couldn't find key {key} in {where}")
+            return _text(data, key, where) if key in data else None
     raise ConfigError(f"the stand-in does not support the environment source {', '.join(source)}")
 
 
-def _where(resource: _resources.Resource, pod: Json, reference: Json) -> str:
+def _where(resource: Resource, pod: Json, reference: Json) -> str:
     return f"{resource.kind} {pod['metadata']['namespace']}/{reference['name']}"
 
 
@@ -101,3 +87,14 @@ def field(pod: Json, path: str) -> str:
     if path not in fields:
         raise ConfigError(f"failed to prepare the environment: unsupported fieldPath: {path}")
     return str(fields[path])
+
+
+def expand(text: str, known: Mapping[str, str]) -> str:
+    """Replace ``$(NAME)`` by its value, or leave it if there is none; ``$$`` becomes ``$``."""
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] == "$":
+            return "$"
+        return known.get(match[2], match[0])
+
+    return _PATTERN.sub(value, text)

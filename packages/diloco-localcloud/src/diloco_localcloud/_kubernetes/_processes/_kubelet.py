@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+from .._control._cluster import Cluster
 from .._control._content import ConfigError, MountError
 from .._control._delays import Delay
-from .._control._memory_log import MemoryLog
+from .._control._images import Images
+from .._control._runtime import Log
 from .._control._scheduler import Scheduler
 from .._pods import _facts, _states
+from .._pods._scheduling import Filter
 from ._sandbox import Sandbox
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from .._control._cluster import Cluster
-    from .._control._images import Images
-    from .._control._runtime import Log
-    from .._pods._scheduling import Filter
 
 Json = dict[str, Any]
 
@@ -31,6 +26,8 @@ REMOVE = Delay(0.0, 0.1, 1.0)  # from the phase to the last delete
 AGAIN_SECONDS = 1.0  # between tries to make a container whose configuration is missing
 FORCED_SECONDS = 2.0  # from SIGTERM to SIGKILL for a pod whose delete was forced
 ADDRESS = "127.0.0.1"
+NO_LOG = Log()  # of a container that was never started
+NO_LOG.ended = True
 
 
 class ProcessKubelet:
@@ -64,7 +61,7 @@ class ProcessKubelet:
         """Send a deleted pod SIGTERM now, and SIGKILL at the end of its grace."""
         meta = pod["metadata"]
         sandbox = self._pods.get(meta["uid"])
-        self._say(pod, "Killing", "Stopping containers")
+        self.cluster.events.say(pod, "Killing", "Stopping containers")
         grace = float(meta["deletionGracePeriodSeconds"])
         if sandbox is None or not sandbox.containers:
             if sandbox is None or not sandbox.telling:  # otherwise its end is on the way
@@ -91,11 +88,7 @@ class ProcessKubelet:
     def log_of(self, pod: Json, container: str) -> Log:
         """Return the log of a container."""
         sandbox = self._pods.get(pod["metadata"]["uid"])
-        log = sandbox.logs.get(container) if sandbox else None
-        if log is None:
-            log = MemoryLog()
-            log.ended = True
-        return log
+        return sandbox.logs.get(container, NO_LOG) if sandbox else NO_LOG
 
     def execute(
         self,
@@ -166,13 +159,12 @@ class ProcessKubelet:
         )
 
     def _start(self, meta: Json) -> None:
-        pod = self._pod(meta)
+        pod = self.cluster.pod(meta)
         if pod is None or self._closed or _facts.deleting(pod) or _facts.ended(pod):
             return
         folder = self._folder / f"{meta['namespace']}_{meta['name']}_{meta['uid']}"
         sandbox = self._pods.setdefault(
-            meta["uid"],
-            Sandbox(self.cluster.store, folder, self._base),
+            meta["uid"], Sandbox(self.cluster.store, folder, self._base)
         )
         try:
             if pod["spec"].get("initContainers"):
@@ -181,44 +173,38 @@ class ProcessKubelet:
                 )
             for container in pod["spec"]["containers"]:
                 if container["name"] not in sandbox.containers:
-                    self._run(meta, container)
+                    self._run(pod, sandbox, container)
             self.cluster.put_pod(_states.running(pod, self.cluster.timeline.stamp(), ADDRESS))
         except ConfigError as wrong:
-            if isinstance(wrong, MountError):
-                self._say(pod, "FailedMount", str(wrong), warning=True)
-            else:
+            reason, words = "FailedMount", str(wrong)
+            if not isinstance(wrong, MountError):
                 now = self.cluster.timeline.stamp()
-                self.cluster.put_pod(
-                    _states.waiting(pod, "CreateContainerConfigError", str(wrong), now)
-                )
-                self._say(pod, "Failed", f"Error: {wrong}", warning=True)
+                config = "CreateContainerConfigError"
+                self.cluster.put_pod(_states.waiting(pod, config, words, now))
+                reason, words = "Failed", f"Error: {wrong}"
+            self.cluster.events.say(pod, reason, words, warning=True)
             self.cluster.timeline.after(AGAIN_SECONDS, lambda: self._start(meta))
 
-    def _run(self, meta: Json, container: Json) -> None:
-        pod = self._pod(meta)
-        sandbox = self._pods.get(meta["uid"])
-        if pod is None or sandbox is None or self._closed:
-            return
-
+    def _run(self, pod: Json, sandbox: Sandbox, container: Json) -> None:
         def told(event: Json) -> None:
             with self.cluster.changed:
-                self._heard(meta, container, event)
+                self._heard(pod["metadata"], container, event)
                 self.cluster.changed.notify_all()
 
         if not sandbox.start(pod, container, told, self._write):
             refused = {"event": "refused", "message": "no command specified"}
             self.cluster.timeline.after(0.0, lambda: told(refused))
 
-    def _write(self, log: MemoryLog, text: bytes) -> None:
+    def _write(self, log: Log, text: bytes) -> None:
         with self.cluster.changed:
             log.write(self.cluster.timeline.now(), text)
 
     def _heard(self, meta: Json, container: Json, event: Json) -> None:
         """Record that a container was started, refused, or has ended; called from its thread."""
-        pod, sandbox, name = self._pod(meta), self._pods.get(meta["uid"]), container["name"]
+        pod, sandbox, name = self.cluster.pod(meta), self._pods.get(meta["uid"]), container["name"]
         if event["event"] == "started":
             if pod is not None:
-                self._say(pod, "Started", f"Started container {name}")
+                self.cluster.events.say(pod, "Started", f"Started container {name}")
             return
         if sandbox is None:
             return
@@ -228,11 +214,11 @@ class ProcessKubelet:
         sandbox.logs[name].ended = True
         sandbox.telling += 1
         event = {**event, "at": self.cluster.timeline.stamp()}
-        self._later(HEARD, self._tell, meta, container, event)
+        self.cluster.soon(HEARD, lambda: self._tell(meta, container, event))
 
     def _tell(self, meta: Json, container: Json, event: Json) -> None:
         """Write into the status how a container has ended."""
-        pod, sandbox, name = self._pod(meta), self._pods.get(meta["uid"]), container["name"]
+        pod, sandbox, name = self.cluster.pod(meta), self._pods.get(meta["uid"]), container["name"]
         if sandbox is None:
             return
         sandbox.telling -= 1
@@ -241,27 +227,22 @@ class ProcessKubelet:
                 del self._pods[meta["uid"]]
                 sandbox.remove()
             return
-        now = event["at"]
         if event["event"] == "refused":
-            words = (
+            code, reason = 128, "StartError"
+            message = (
                 "failed to create containerd task: failed to create shim task: "
-                "OCI runtime create failed: "
-            )
-            pod = _states.terminated(
-                pod, name, 128, now, reason="StartError", message=words + event["message"]
+                f"OCI runtime create failed: {event['message']}"
             )
         else:
-            code = int(event["code"])
+            code, reason = int(event["code"]), "OOMKilled" if event["oom"] else ""
             message = sandbox.message(container, failed=code != 0)
-            pod = _states.terminated(
-                pod, name, code, now, reason="OOMKilled" if event["oom"] else "", message=message
-            )
+        pod = _states.terminated(pod, name, code, event["at"], reason=reason, message=message)
         self.cluster.put_pod(pod)
         if not sandbox.containers and not sandbox.telling:
-            self._later(PHASE, self._finish, meta)
+            self.cluster.soon(PHASE, lambda: self._finish(meta))
 
     def _finish(self, meta: Json) -> None:
-        pod = self._pod(meta)
+        pod = self.cluster.pod(meta)
         if pod is None:
             return
         now = self.cluster.timeline.stamp()
@@ -271,24 +252,10 @@ class ProcessKubelet:
         if not _facts.ended(pod):
             self.cluster.put_pod(_states.ended(pod, now))
         if _facts.deleting(pod):
-            self._later(REMOVE, self.cluster.gone, pod)
-
-    def _later(self, delay: Delay, action: Callable[..., None], *given: Any) -> None:
-        """Do something after a delay, at once if it is 0."""
-        seconds = self.cluster.delays.of(delay)
-        if seconds:
-            self.cluster.timeline.after(seconds, functools.partial(action, *given))
-        else:
-            action(*given)
+            self.cluster.soon(REMOVE, lambda: self.cluster.gone(pod))
 
     def send(self, meta: Json, number: signal.Signals) -> None:
         """Send a signal to the first process of each of a pod's containers."""
         sandbox = self._pods.get(meta["uid"])
         for container in sandbox.containers.values() if sandbox else ():
             container.send(number)
-
-    def _pod(self, meta: Json) -> Json | None:
-        return self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
-
-    def _say(self, pod: Json, reason: str, message: str, *, warning: bool = False) -> None:
-        self.cluster.events.say(pod, reason, message, source="kubelet", warning=warning)

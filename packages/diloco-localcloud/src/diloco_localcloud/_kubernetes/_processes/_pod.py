@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._pods import _facts
-
-if TYPE_CHECKING:
-    from ._kubelet import ProcessKubelet
+from ._kubelet import ProcessKubelet
 
 Json = dict[str, Any]
 
@@ -35,7 +33,7 @@ class LocalPod:
     def json(self) -> Json | None:
         """Return the pod as stored, which must not be changed; None if it is gone."""
         with self._cluster.changed:
-            return self._cluster.pod(self._meta["namespace"], self.name, str(self._meta["uid"]))
+            return self._cluster.pod(self._meta)
 
     @property
     def pids(self) -> list[int]:

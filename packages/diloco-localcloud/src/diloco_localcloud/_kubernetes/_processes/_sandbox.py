@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..._server._container import Command, Container
 from ..._server._files import open_regular
 from ..._server._output import read_lines
-from .._control._memory_log import MemoryLog
-from .._control._runtime import ENTRY_BYTES
+from .._control._runtime import ENTRY_BYTES, Log
 from .._objects._quantities import quantity
+from .._objects._store import Store
 from . import _environment, _volumes
-from ._expand import expand
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from .._objects._store import Store
 
 Json = dict[str, Any]
 
@@ -53,7 +48,7 @@ class Sandbox:
     ) -> None:
         self.containers: dict[str, Container] = {}
         self.beside: dict[str, set[Container]] = {}
-        self.logs: dict[str, MemoryLog] = {}
+        self.logs: dict[str, Log] = {}
         self.telling = 0
         self._inside: dict[str, Inside] = {}
         self._store = store
@@ -65,7 +60,7 @@ class Sandbox:
         pod: Json,
         container: Json,
         tell: Callable[[Json], None],
-        write: Callable[[MemoryLog, bytes], None],
+        write: Callable[[Log, bytes], None],
     ) -> bool:
         """Start a container; return False, without a report, if it has no command.
 
@@ -78,26 +73,19 @@ class Sandbox:
         home = self._folder / name
         (home / "root").mkdir(parents=True, exist_ok=True)
         termination = home / "termination"
-        known = _volumes.paths(
-            pod, container, _volumes.make(self._store, pod, self._folder), termination
-        )
+        folders = _volumes.make(self._store, pod, self._folder)
+        known = _volumes.paths(pod, container, folders, termination)
         base = {**self._base, "HOSTNAME": pod["spec"].get("hostname", pod["metadata"]["name"])}
         env = _environment.resolve(self._store, pod, container, base)
-        own_names = {entry["name"] for entry in container.get("env") or []}
-        env = {
-            key: _volumes.rewrite(value, known) if key in own_names else value
-            for key, value in env.items()
-        }
+        names = {entry["name"] for entry in container.get("env") or []} & env.keys()
+        env |= {name: _volumes.rewrite(env[name], known) for name in names}
         words = [*(container.get("command") or []), *(container.get("args") or [])]
-        argv = [_volumes.rewrite(expand(word, env), known) for word in words]
-        cwd = (
-            Path(_volumes.rewrite(container["workingDir"], known))
-            if container.get("workingDir")
-            else home / "root"
-        )
+        argv = [_volumes.rewrite(_environment.expand(word, env), known) for word in words]
+        inside = container.get("workingDir")
+        cwd = Path(_volumes.rewrite(inside, known)) if inside else home / "root"
         self._inside[name] = Inside(env, cwd, known)
         limit = ((container.get("resources") or {}).get("limits") or {}).get("memory")
-        log = self.logs[name] = MemoryLog()
+        log = self.logs[name] = Log()
         if not argv:
             return False
         memory = int(quantity(limit)) if limit else None
@@ -136,14 +124,11 @@ class Sandbox:
                 text = file.read(MESSAGE_BYTES)
         except OSError:
             text = b""
-        if (
-            not text
-            and failed
-            and container.get("terminationMessagePolicy") == "FallbackToLogsOnError"
-        ):
-            log = self.logs.get(container["name"])
-            count = len(log.times()) if log else 0
-            entries = log.entries(max(0, count - 80), count) if log else []
+        falls_back = container.get("terminationMessagePolicy") == "FallbackToLogsOnError"
+        if failed and falls_back and not text:
+            log = self.logs[container["name"]]
+            count = len(log.times())
+            entries = log.entries(max(0, count - 80), count)
             text = b"".join(entry for _, entry in entries)[-2048:]
         return str(text, errors="replace")
 

@@ -6,16 +6,13 @@ A process has no mounts of its own, so the paths in its command and environment 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from ..._server._files import replace
 from .._control import _content
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from .._objects._store import Store
+from .._objects._store import Store
 
 Json = dict[str, Any]
 

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._control import _content
+from .._control._cluster import Cluster
 from .._control._delays import Delay
-from .._control._images import PULL_REASONS
-from .._control._memory_log import MemoryLog
+from .._control._images import PULL_REASONS, Images
+from .._control._runtime import Log
 from .._control._scheduler import Scheduler
 from .._objects import _refusals
 from .._objects._resources import PODS
 from .._pods import _facts, _states
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from .._control._cluster import Cluster
-    from .._control._images import Images
-    from .._pods._scheduling import Filter
+from .._pods._scheduling import Filter
 
 Json = dict[str, Any]
 
@@ -61,7 +57,7 @@ class Script:
     term_code: int | None = None
     ignores_term: bool = False
     stuck: bool = False  # its node is lost
-    logs: dict[str, MemoryLog] = field(default_factory=dict)
+    logs: dict[str, Log] = field(default_factory=dict)
 
 
 class ScriptedKubelet:
@@ -87,7 +83,7 @@ class ScriptedKubelet:
     def at(self, meta: Json) -> Iterator[Json]:
         """Yield the pod as it is now, with the lock held."""
         with self.cluster.changed:
-            pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+            pod = self.cluster.pod(meta)
             if pod is None:
                 raise LookupError(f"pod {meta['namespace']}/{meta['name']} is gone")
             yield pod
@@ -96,9 +92,9 @@ class ScriptedKubelet:
         """Return the instructions for a pod."""
         return self._scripts.setdefault(pod["metadata"]["uid"], Script())
 
-    def log_of(self, pod: Json, container: str) -> MemoryLog:
+    def log_of(self, pod: Json, container: str) -> Log:
         """Return the log of a container; under the lock."""
-        return self.script(pod).logs.setdefault(container, MemoryLog())
+        return self.script(pod).logs.setdefault(container, Log())
 
     def end(self, pod: Json, code: int, **why: Any) -> None:
         """End all its containers now; the phase follows."""
@@ -117,7 +113,7 @@ class ScriptedKubelet:
         self.cluster.timeline.after(self.cluster.delays.of(PHASE), lambda: self._ended(meta))
 
     def _ended(self, meta: Json) -> None:
-        pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+        pod = self.cluster.pod(meta)
         if pod is None or _facts.ended(pod) or self.cluster.out_of_reach(pod):
             return
         if len(_facts.terminations(pod)) == len(pod["spec"]["containers"]):
@@ -142,7 +138,7 @@ class ScriptedKubelet:
         if "nodeName" not in pod["spec"]:
             pod = _states.bound(pod, self.scheduler.node_for(pod), now)
         pod = _states.running(_states.waiting(pod, "ContainerCreating", "", now), now)
-        self.cluster.events.say(pod, "Started", "Started container", source="kubelet")
+        self.cluster.events.say(pod, "Started", "Started container")
         return pod
 
     def added(self, pod: Json) -> None:
@@ -169,7 +165,7 @@ class ScriptedKubelet:
         )
 
     def _prepare(self, meta: Json) -> None:
-        pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+        pod = self.cluster.pod(meta)
         if pod is None or _facts.deleting(pod) or not _unprepared(pod):
             return
         self.cluster.put_pod(
@@ -179,16 +175,15 @@ class ScriptedKubelet:
 
     def _mount(self, meta: Json, wait: float) -> None:
         """Look for the sources of its volumes until all exist; then it may start by itself."""
-        pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+        pod = self.cluster.pod(meta)
         if pod is None or _facts.deleting(pod) or _facts.phase(pod) != "Pending":
             return
         try:
             _content.files(self.cluster.store, pod)
         except _content.MountError as wrong:
             if not self.cluster.out_of_reach(pod):
-                self.cluster.events.say(
-                    pod, "FailedMount", str(wrong), source="kubelet", warning=True
-                )
+                words = str(wrong)
+                self.cluster.events.say(pod, "FailedMount", words, warning=True)
             longer = min(2 * wait, LONGEST_MOUNT_SECONDS)
             self.cluster.timeline.after(wait, lambda: self._mount(meta, longer))
             return
@@ -196,7 +191,7 @@ class ScriptedKubelet:
             self.cluster.timeline.after(self.habits.auto_start, lambda: self._auto_start(meta))
 
     def _auto_start(self, meta: Json) -> None:
-        pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+        pod = self.cluster.pod(meta)
         if pod is None or self.cluster.out_of_reach(pod):
             return
         if _facts.phase(pod) == "Pending" and not _facts.deleting(pod):
@@ -207,20 +202,16 @@ class ScriptedKubelet:
         meta, script = pod["metadata"], self.script(pod)
         if script.stuck or self.cluster.out_of_reach(pod):
             return
-        grace = float(meta["deletionGracePeriodSeconds"])
-        seconds = self.habits.term_seconds if script.term_seconds is None else script.term_seconds
-        waits = grace if script.ignores_term else min(seconds, grace)
-        killed = script.ignores_term or seconds > grace
-        code = (
-            137
-            if killed
-            else (self.habits.term_code if script.term_code is None else script.term_code)
-        )
-        self.cluster.events.say(pod, "Killing", "Stopping container", source="kubelet")
-        self.cluster.timeline.after(waits, lambda: self._killed(meta, code))
+        grace, habits = float(meta["deletionGracePeriodSeconds"]), self.habits
+        seconds = habits.term_seconds if script.term_seconds is None else script.term_seconds
+        code = habits.term_code if script.term_code is None else script.term_code
+        if script.ignores_term or seconds > grace:
+            seconds, code = grace, 137
+        self.cluster.events.say(pod, "Killing", "Stopping container")
+        self.cluster.timeline.after(seconds, lambda: self._killed(meta, code))
 
     def _killed(self, meta: Json, code: int) -> None:
-        pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+        pod = self.cluster.pod(meta)
         if pod is None or self.script(pod).stuck or self.cluster.out_of_reach(pod):
             return
         now = self.cluster.timeline.stamp()
@@ -236,7 +227,7 @@ class ScriptedKubelet:
         self.cluster.timeline.after(self.cluster.delays.of(REMOVE), lambda: self._remove(meta))
 
     def _remove(self, meta: Json) -> None:
-        pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+        pod = self.cluster.pod(meta)
         if pod is None or self.cluster.out_of_reach(pod):
             return
         if not _facts.ended(pod):

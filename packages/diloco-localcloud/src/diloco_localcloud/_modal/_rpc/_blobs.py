@@ -5,12 +5,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from typing import TYPE_CHECKING
 
 from ..._server._http import Request, Response, Server
-
-if TYPE_CHECKING:
-    from .._workspace._workspace import Workspace
+from .._workspace._workspace import Workspace
 
 # A stand-in keeps blobs in memory.
 _MOST_BYTES = 1 << 30

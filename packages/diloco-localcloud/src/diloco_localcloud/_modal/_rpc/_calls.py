@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from modal_proto import api_pb2
 
-from .._workspace._call import Payload, Result
+from .._workspace._call import Call, Payload, Result
 from .._workspace._refused import RefusedError
-from ._context import Rpcs, wait
-
-if TYPE_CHECKING:
-    from .._workspace._call import Call
-    from ._context import Context
+from ._context import Context, Rpcs, wait
 
 
 class FunctionCalls(Rpcs):

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from modal_proto import api_pb2
 
-from .._workspace._call import Payload, Result, Status
+from .._workspace._call import Call, Life, Payload, Result, Status
 from .._workspace._refused import RefusedError, not_found
-from ._context import Rpcs, wait
-
-if TYPE_CHECKING:
-    from .._workspace._call import Call, Life
-    from ._context import Context
+from ._context import Context, Rpcs, wait
+from ._handles import definition
 
 # A heartbeat with no news is answered after this long; the container gives it up after 15 s.
 _HEARTBEAT_SECONDS = 10.0
@@ -93,11 +90,10 @@ class Containers(Rpcs):
         answer = api_pb2.TaskListResponse()
         for call in self._workspace.calls.all():
             app = call.function.app
-            if call.life is not None and request.app_id in ("", app.app_id):
-                if not request.app_id and app.environment != self._workspace.environment(
-                    request.environment_name
-                ):
-                    continue
+            chosen = app.app_id == request.app_id
+            if not request.app_id:
+                chosen = app.environment == self._workspace.environment(request.environment_name)
+            if call.life is not None and chosen:
                 answer.tasks.add(
                     task_id=call.life.task_id,
                     app_id=app.app_id,
@@ -134,17 +130,6 @@ class Containers(Rpcs):
         if call_and_life is None:
             raise not_found(f"Task with ID '{context.task_id}' not found")
         return call_and_life
-
-
-def definition(call: Call) -> Any:
-    """Return the message that defines the function of a call; None if no client deployed it.
-
-    If it has several definitions, the first choice is returned.
-    """
-    message = call.function.definition
-    if message is None:
-        return None
-    return min(message.ranked_functions, key=lambda each: each.rank).function
 
 
 def _read(sent: Any, form: int) -> Result:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .._workspace._workspace import Workspace
+from .._workspace._workspace import Workspace
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 from modal_proto import api_pb2
 
+from .._workspace._dicts import Dict
 from .._workspace._refused import RefusedError, not_found
-from ._context import Rpcs
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from .._workspace._dicts import Dict
-    from .._workspace._workspace import Workspace
-    from ._context import Bell, Context
+from .._workspace._workspace import Workspace
+from ._context import Bell, Context, Rpcs
 
 
 class DictOperations(Rpcs):
@@ -48,12 +44,8 @@ class DictOperations(Rpcs):
         most = request.pagination.max_objects or 100
         answer = api_pb2.DictListResponse(environment_name=environment)
         for item in dicts[:most]:
-            answer.dicts.add(
-                name=item.name,
-                created_at=item.created,
-                dict_id=item.dict_id,
-                metadata=self._metadata(item),
-            )
+            names = {"name": item.name, "dict_id": item.dict_id, "created_at": item.created}
+            answer.dicts.add(metadata=self._metadata(item), **names)
         return answer
 
     def _serve_dict_delete(self, request: Any, _: Context) -> Any:
@@ -62,10 +54,9 @@ class DictOperations(Rpcs):
     def _serve_dict_update(self, request: Any, _: Context) -> Any:
         if request.if_not_exists and len(request.updates) != 1:
             raise RefusedError("INVALID_ARGUMENT", "if_not_exists is for one entry at a time")
+        only_new, place = request.if_not_exists, request.dict_id
         written = [
-            self._dicts.put(
-                request.dict_id, entry.key, entry.value, if_not_exists=request.if_not_exists
-            )
+            self._dicts.put(place, entry.key, entry.value, if_not_exists=only_new)
             for entry in request.updates
         ]
         self._workspace.changed()
@@ -76,23 +67,22 @@ class DictOperations(Rpcs):
         return api_pb2.DictGetResponse(found=value is not None, value=value)
 
     def _serve_dict_pop(self, request: Any, _: Context) -> Any:
-        value = self._dicts.pop(request.dict_id, request.key)
-        return api_pb2.DictPopResponse(found=value is not None, value=value)
+        entry = self._dicts.entries(request.dict_id).pop(request.key, None)
+        return api_pb2.DictPopResponse(found=entry is not None, value=entry and entry.value)
 
     def _serve_dict_contains(self, request: Any, _: Context) -> Any:
         contains = self._dicts.get(request.dict_id, request.key) is not None
         return api_pb2.DictContainsResponse(found=contains)
 
     def _serve_dict_len(self, request: Any, _: Context) -> Any:
-        return api_pb2.DictLenResponse(len=self._dicts.count(request.dict_id))
+        return api_pb2.DictLenResponse(len=len(self._dicts.entries(request.dict_id)))
 
     async def _serve_dict_contents(self, request: Any, _: Context) -> AsyncIterator[Any]:
         with self._workspace.lock:
             entries = self._dicts.contents(request.dict_id)
         for key, value in entries:
-            yield api_pb2.DictEntry(
-                key=key if request.keys else b"", value=value if request.values else b""
-            )
+            wanted = {"key": request.keys and key, "value": request.values and value}
+            yield api_pb2.DictEntry(**{name: data for name, data in wanted.items() if data})
 
     def _metadata(self, item: Dict) -> Any:
         created = api_pb2.CreationInfo(created_at=item.created, created_by=self._workspace.name)

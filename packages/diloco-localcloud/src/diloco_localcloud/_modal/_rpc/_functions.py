@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from modal_proto import api_pb2
 
+from .._workspace._app import Function
+from .._workspace._habits import new_id
 from .._workspace._refused import RefusedError, not_found
-from ._context import Rpcs
+from .._workspace._workspace import Workspace
+from ._context import Bell, Context, Rpcs
 from ._handles import layout, metadata
-
-if TYPE_CHECKING:
-    from .._workspace._app import Function
-    from .._workspace._workspace import Workspace
-    from ._context import Bell, Context
 
 
 class Functions(Rpcs):
@@ -107,28 +105,16 @@ class Functions(Rpcs):
     def _serve_function_create(self, request: Any, _: Context) -> Any:
         data = request.function_data
         if request.HasField("function"):
-            data = api_pb2.FunctionData(
-                module_name=request.function.module_name,
-                function_name=request.function.function_name,
-                function_type=request.function.function_type,
-                timeout_secs=request.function.timeout_secs,
-                ranked_functions=[
-                    api_pb2.FunctionData.RankedFunction(rank=0, function=request.function)
-                ],
-            )
+            data = _as_data(request.function)
         chosen = min(data.ranked_functions, key=lambda each: each.rank).function
         self._check(chosen)
         app = self._workspace.app(request.app_id)
         function = self._workspace.create_function(app, data.function_name)
-        function.definition = data
-        function.definition_id = self._workspace.ids.make("de")
-        function.timeout = float(data.timeout_secs or chosen.timeout_secs or 300)
-        function.gpu, function.gpu_count, function.cpu = "", 0, 0.0
-        function.memory, function.memory_limit = 0, 0
-        _take_resources(function, chosen.resources)
-        function.regions = tuple(chosen.scheduler_placement.regions)
-        function.cloud = chosen.cloud_provider_str
-        function.max_containers = chosen.concurrency_limit or data.concurrency_limit
+        # Nothing stays of an earlier deploy.
+        vars(function).update(vars(Function(function.function_id, app, function.name)))
+        function.definition, function.definition_id = data, new_id("de")
+        _configure(function, data)
+        _configure(function, chosen)
         function.secret_ids = tuple(chosen.secret_ids)
         return api_pb2.FunctionCreateResponse(
             function_id=function.function_id,
@@ -157,7 +143,6 @@ class Functions(Rpcs):
         options = request.function_options
         key = (base.function_id, options.SerializeToString(deterministic=True))
         if key not in self._bound:
-            self._check_options(options)
             self._bound[key] = self._with_options(base, options)
         bound = self._bound[key]
         return api_pb2.FunctionBindParamsResponse(
@@ -170,7 +155,7 @@ class Functions(Rpcs):
         if wanted.retry_policy.retries:
             raise RefusedError("UNIMPLEMENTED", "the stand-in tries no input again: no retries=")
 
-    def _check_options(self, options: Any) -> None:
+    def _with_options(self, base: Function, options: Any) -> Function:
         self._check(options)
         if options.HasField("timeout_secs") and not 1 <= options.timeout_secs <= 86400:
             raise RefusedError(
@@ -179,30 +164,23 @@ class Functions(Rpcs):
         for secret_id in options.secret_ids:
             if secret_id not in self._workspace.secrets:
                 raise not_found(f"Secret with ID '{secret_id}' not found")
-
-    def _with_options(self, base: Function, options: Any) -> Function:
-        bound = replace(
-            base, function_id=self._workspace.ids.make("fu"), options=options, base=base
-        )
-        if options.HasField("timeout_secs"):
-            bound.timeout = float(options.timeout_secs)
-        _take_resources(bound, options.resources)
-        if options.HasField("scheduler_placement"):
-            bound.regions = tuple(options.scheduler_placement.regions)
-        if options.HasField("cloud_provider_str"):
-            bound.cloud = options.cloud_provider_str
-        if options.HasField("concurrency_limit"):
-            bound.max_containers = options.concurrency_limit
-        if options.replace_secret_ids:
-            bound.secret_ids = tuple(options.secret_ids)
-        else:
-            bound.secret_ids += tuple(options.secret_ids)
+        bound = replace(base, function_id=new_id("fu"), options=options, base=base)
+        _configure(bound, options)
+        kept = () if options.replace_secret_ids else base.secret_ids
+        bound.secret_ids = (*kept, *options.secret_ids)
         self._workspace.functions[bound.function_id] = bound
         return bound
 
 
-def _take_resources(function: Function, resources: Any) -> None:
-    """Take over the resources that are asked for; the others stay as they were."""
+def _configure(function: Function, wanted: Any) -> None:
+    """Take over what a definition or options ask for; the rest stays as it is."""
+    function.timeout = float(wanted.timeout_secs or function.timeout)
+    function.max_containers = wanted.concurrency_limit or function.max_containers
+    if isinstance(wanted, api_pb2.FunctionData):
+        return  # the rest is in its ranked functions
+    function.regions = tuple(wanted.scheduler_placement.regions) or function.regions
+    function.cloud = wanted.cloud_provider_str or function.cloud
+    resources = wanted.resources
     if resources.gpu_config.gpu_type:
         function.gpu, function.gpu_count = resources.gpu_config.gpu_type, resources.gpu_config.count
     function.cpu = resources.milli_cpu / 1000 or function.cpu
@@ -217,14 +195,19 @@ def _page(app_id: str) -> str:
 def _data(function: Function) -> Any:
     if function.definition is not None:
         return function.definition
-    resources = api_pb2.Resources(
-        gpu_config=api_pb2.GPUConfig(gpu_type=function.gpu, count=function.gpu_count)
+    gpu = api_pb2.GPUConfig(gpu_type=function.gpu, count=function.gpu_count)
+    return _as_data(
+        api_pb2.Function(
+            function_name=function.name,
+            timeout_secs=int(function.timeout),
+            resources=api_pb2.Resources(gpu_config=gpu),
+        )
     )
-    plain = api_pb2.Function(
-        function_name=function.name, timeout_secs=int(function.timeout), resources=resources
-    )
-    return api_pb2.FunctionData(
-        function_name=function.name,
-        timeout_secs=int(function.timeout),
-        ranked_functions=[api_pb2.FunctionData.RankedFunction(rank=0, function=plain)],
-    )
+
+
+def _as_data(function: Any) -> Any:
+    """Return the definition with choices that older clients write as a single one."""
+    names = ("module_name", "function_name", "function_type", "timeout_secs")
+    ranked = api_pb2.FunctionData.RankedFunction(rank=0, function=function)
+    fields = {name: getattr(function, name) for name in names}
+    return api_pb2.FunctionData(ranked_functions=[ranked], **fields)

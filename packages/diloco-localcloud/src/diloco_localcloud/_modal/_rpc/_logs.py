@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 from modal_proto import api_pb2
 
-from .._workspace._logs import Entry, Filter
-from ._context import Rpcs
+from .._workspace._logs import Entry
+from ._context import Context, Rpcs
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ._context import Context
+_CONDITIONS = ("app_id", "function_id", "function_call_id", "task_id", "source")
 
 
 class LogReader(Rpcs):
@@ -47,19 +45,9 @@ class LogReader(Rpcs):
 
     def _read(self, request: Any) -> list[Entry]:
         since = request.since.seconds + request.since.nanos / 1e9
-        until = request.until.seconds + request.until.nanos / 1e9
-        return self._workspace.logs.read(_filter(request), since, until if until else float("inf"))
-
-
-def _filter(request: Any) -> Filter:
-    return Filter(
-        request.app_id,
-        request.function_id,
-        request.function_call_id,
-        request.task_id,
-        request.source,
-        request.search_text,
-    )
+        until = request.until.seconds + request.until.nanos / 1e9 or float("inf")
+        conditions = {name: getattr(request, name) for name in _CONDITIONS}
+        return self._workspace.logs.read(conditions, request.search_text, since, until)
 
 
 def _batches(entries: Iterable[Entry]) -> list[Any]:
@@ -77,7 +65,7 @@ def _batches(entries: Iterable[Entry]) -> list[Any]:
                 timestamp=entry.time,
                 timestamp_ns=int(entry.time * 1e9),
                 file_descriptor=entry.source,
-                function_call_id=entry.call_id,
+                function_call_id=entry.function_call_id,
                 input_id=entry.input_id,
             )
             batch.entry_id = str(entry.number)

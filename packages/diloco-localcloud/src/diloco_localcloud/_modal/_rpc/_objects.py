@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from modal_proto import api_pb2
 
+from .._workspace._habits import new_id
 from .._workspace._refused import RefusedError, not_found
-from ._context import Rpcs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .._workspace._workspace import Secret, Workspace
-    from ._context import Bell, Context
+from .._workspace._workspace import Secret, Workspace
+from ._context import Bell, Context, Rpcs
 
 _IMAGE_BUILDER = "2025.06"
 
@@ -44,9 +41,6 @@ class Objects(Rpcs):
 
     def _serve_environment_get_or_create(self, request: Any, _: Context) -> Any:
         name = request.deployment_name
-        create = request.object_creation_type == api_pb2.OBJECT_CREATION_TYPE_CREATE_IF_MISSING
-        if create and name and name not in self._workspace.environments:
-            self._workspace.environments.append(name)
         if name and name not in self._workspace.environments:
             # Not NOT_FOUND as elsewhere: the server in the client's own tests answers in this way.
             raise RefusedError("INVALID_ARGUMENT", f"Environment '{name}' not found")
@@ -97,7 +91,7 @@ class Objects(Rpcs):
         return answer
 
     def _serve_image_get_or_create(self, _: Any, __: Context) -> Any:
-        answer = api_pb2.ImageGetOrCreateResponse(image_id=self._workspace.ids.make("im"))
+        answer = api_pb2.ImageGetOrCreateResponse(image_id=new_id("im"))
         answer.result.status = api_pb2.GenericResult.GENERIC_STATUS_SUCCESS
         answer.metadata.image_builder_version = _IMAGE_BUILDER
         return answer
@@ -105,11 +99,12 @@ class Objects(Rpcs):
     def _serve_mount_get_or_create(self, request: Any, _: Context) -> Any:
         # Mounts without files are those of the client's own libraries, which every image has
         # already.
-        mount_id = self._workspace.ids.make("mo")
+        mount_id = new_id("mo")
         files = [(file.filename, file.sha256_hex) for file in request.files]
         self._workspace.mounts[mount_id] = files
         answer = api_pb2.MountGetOrCreateResponse(mount_id=mount_id)
-        answer.handle_metadata.content_checksum_sha256_hex = _checksum(files)
+        checksum = hashlib.sha256(repr(sorted(files)).encode()).hexdigest()
+        answer.handle_metadata.content_checksum_sha256_hex = checksum
         return answer
 
     def _serve_mount_batched_check_existence(self, request: Any, _: Context) -> Any:
@@ -118,12 +113,11 @@ class Objects(Rpcs):
         return api_pb2.MountBatchedCheckExistenceResponse(missing_sha256_hex_hashes=missing)
 
     def _serve_mount_put_file(self, request: Any, _: Context) -> Any:
-        kind = request.WhichOneof("data_oneof")
-        if kind == "data":
-            self._workspace.files[request.sha256_hex] = request.data
-        elif kind == "data_blob_id":
-            self._workspace.files[request.sha256_hex] = self._workspace.blobs[request.data_blob_id]
-        return api_pb2.MountPutFileResponse(exists=request.sha256_hex in self._workspace.files)
+        files, digest = self._workspace.files, request.sha256_hex
+        if request.WhichOneof("data_oneof"):
+            blob_id = request.data_blob_id
+            files[digest] = self._workspace.blobs[blob_id] if blob_id else request.data
+        return api_pb2.MountPutFileResponse(exists=digest in files)
 
     def _serve_volume_get_or_create(self, request: Any, _: Context) -> Any:
         environment = self._workspace.environment(request.environment_name)
@@ -131,13 +125,13 @@ class Objects(Rpcs):
         if key not in self._volumes:
             if request.object_creation_type == api_pb2.OBJECT_CREATION_TYPE_UNSPECIFIED:
                 raise not_found(f"Volume '{key[1]}' not found in environment '{environment}'")
-            self._volumes[key] = self._workspace.ids.make("vo")
+            self._volumes[key] = new_id("vo")
         answer = api_pb2.VolumeGetOrCreateResponse(volume_id=self._volumes[key])
         answer.metadata.name = key[1]
         return answer
 
     def _serve_blob_create(self, _: Any, __: Context) -> Any:
-        blob_id = self._workspace.ids.make("bl")
+        blob_id = new_id("bl")
         answer = api_pb2.BlobCreateResponse(blob_id=blob_id, blob_ids=[blob_id])
         answer.upload_urls.items.append(self._blob_url(blob_id, "PUT"))
         return answer
@@ -146,7 +140,3 @@ class Objects(Rpcs):
         if request.blob_id not in self._workspace.blobs:
             raise not_found(f"Blob with ID '{request.blob_id}' not found")
         return api_pb2.BlobGetResponse(download_url=self._blob_url(request.blob_id, "GET"))
-
-
-def _checksum(files: list[tuple[str, str]]) -> str:
-    return hashlib.sha256(repr(sorted(files)).encode()).hexdigest()

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Coroutine, Sequence
+from typing import Any
 
 import grpclib.protocol
 import grpclib.server
+from grpclib._typing import IServable
 
+from ..._server._faults import Calls, Faults
+from .._workspace._workspace import Workspace
 from ._api import Api
 from ._blobs import Blobs
 from ._context import Bell
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from grpclib._typing import IServable
-
-    from ..._server._faults import Calls, Faults
-    from .._workspace._workspace import Workspace
-
 
 # One to make the transport, one to inform the protocol, one to wake the waiter; and one to spare.
 _TURNS_TO_ACCEPT = 4
@@ -49,34 +43,43 @@ class Serving:
     ) -> None:
         self.port = 0
         self._workspace = workspace
-        self._asked = (port, token, faults, calls)
         self._loop = asyncio.new_event_loop()
-        self._over = asyncio.Event()
         self._bell = Bell(self._loop)
         self._blobs = Blobs(workspace)
+        self._api = Api(workspace, token, faults, calls, self._bell, self._blobs.url)
         self._server: _Server | None = None
         self._kept: socket.socket | None = None  # holds the port while nothing listens on it
-        self._up = threading.Event()
-        self._wrong: list[OSError] = []
-        self._thread = threading.Thread(target=self._run, name="modal", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="modal", daemon=True)
         self._thread.start()
-        self._up.wait()
-        if self._wrong:
-            self._thread.join()
-            raise self._wrong[0]
+        self._blobs.start()
+        try:
+            self._do(self._listen(port))
+        except BaseException:
+            self._end()
+            raise
+        with workspace.lock:
+            workspace.listeners.append(self._bell.ring)
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def stop(self) -> None:
         """Close the port and all connections."""
         with self._workspace.lock:
             self._workspace.listeners.remove(self._bell.ring)
         self._bell.close()
-        self._loop.call_soon_threadsafe(self._over.set)
+        self._do(self._close())
+        self._end()
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()
         self._blobs.stop()
 
     def refuse(self) -> None:
         """Cut all connections, and refuse new ones; do nothing if it does so already."""
-        asyncio.run_coroutine_threadsafe(self._refuse(), self._loop).result()
+        self._do(self._refuse())
 
     def accept(self) -> None:
         """Let connections in again, on the same port; do nothing if it does so already.
@@ -84,37 +87,16 @@ class Serving:
         Raises:
             OSError: the port cannot be used any more.
         """
-        asyncio.run_coroutine_threadsafe(self._accept(), self._loop).result()
+        self._do(self._accept())
 
-    def _run(self) -> None:
-        try:
-            self._loop.run_until_complete(self._serve())
-        finally:
-            self._loop.close()
-            self._up.set()
-
-    async def _serve(self) -> None:
-        port, token, faults, calls = self._asked
-        self._api = Api(self._workspace, token, faults, calls, self._bell, self._blobs.url)
-        self._blobs.start()
-        try:
-            await self._listen(port)
-        except OSError as wrong:
-            self._wrong.append(wrong)
-            self._blobs.stop()
-            return
-        with self._workspace.lock:
-            self._workspace.listeners.append(self._bell.ring)
-        self._up.set()
-        await self._over.wait()
+    async def _close(self) -> None:
         await self._shut()
         if self._kept is not None:
             self._kept.close()
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()
-        with contextlib.suppress(Exception):
-            await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.gather(*left, return_exceptions=True)
         await asyncio.sleep(0)  # lets the loop close the sockets
 
     async def _listen(self, port: int) -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ._app import Function
+from ._app import Function
 
 PICKLE = 1  # DATA_FORMAT_PICKLE
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
+from ..._server._timeline import Timeline
+from ._app import App, Function
 from ._call import Call, Life, Payload, Result, Status
+from ._habits import ModalHabits, new_id
 from ._refused import not_found
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..._server._timeline import Timeline
-    from ._app import App, Function
-    from ._habits import ModalHabits
-    from ._ids import Ids
 
 
 class Program(Protocol):
@@ -42,12 +38,10 @@ class Calls:
         self,
         timeline: Timeline,
         habits: ModalHabits,
-        ids: Ids,
         changed: Callable[[], None],
     ) -> None:
         self._timeline = timeline
         self._habits = habits
-        self._ids = ids
         self._changed = changed
         self._calls: dict[str, Call] = {}
         self._answered: dict[str, Call] = {}
@@ -79,13 +73,7 @@ class Calls:
         """
         if key and key in self._answered:
             return self._answered[key]
-        call = Call(
-            self._ids.make("fc"),
-            self._ids.make("in"),
-            function,
-            payload,
-            self._timeline.now(),
-        )
+        call = Call(new_id("fc"), new_id("in"), function, payload, self._timeline.now())
         self._calls[call.call_id] = call
         if key:
             self._answered[key] = call
@@ -96,7 +84,7 @@ class Calls:
     def wait(self, call: Call) -> None:
         """Plan a container for a call, if calls start by themselves (``auto_start``)."""
         if self._habits.auto_start is not None:
-            self._after(self._habits.auto_start, lambda: self._start_if_room(call))
+            self._timeline.after(self._habits.auto_start, lambda: self._start_if_room(call))
 
     def room(self, function: Function) -> bool:
         """Return whether one more container of a function may run."""
@@ -108,7 +96,7 @@ class Calls:
         if call.result is not None or call.life is not None:
             return
         now = self._timeline.now()
-        life = Life(self._ids.make("ta"), now)
+        life = Life(new_id("ta"), now)
         call.lives.append(life)
         call.interrupt_seconds, call.last_words = None, None
         if self.program is not None:
@@ -120,15 +108,15 @@ class Calls:
     def fetch(self, call: Call, life: Life) -> None:
         """Give the program its input; the timeout of the function begins now."""
         life.fetched = True
-        self._after(call.function.timeout, lambda: self._overdue(call, life))
+        self._timeline.after(call.function.timeout, lambda: self._overdue(call, life))
         self._changed()
 
     def by_task(self, task_id: str) -> tuple[Call, Life] | None:
         """Return the call that runs in a container, and its life; None if the container is gone."""
-        running = ((call, call.life) for call in self._calls.values())
-        return next(
-            ((call, life) for call, life in running if life and life.task_id == task_id), None
-        )
+        for call in self._calls.values():
+            if call.life is not None and call.life.task_id == task_id:
+                return call, call.life
+        return None
 
     def finish(self, call: Call, result: Result) -> None:
         """End a call with this result, unless it had one before.
@@ -187,7 +175,7 @@ class Calls:
         if self.room(call.function):
             self.start(call)
         elif call.result is None and call.life is None:
-            self._after(1.0, lambda: self._start_if_room(call))
+            self._timeline.after(1.0, lambda: self._start_if_room(call))
 
     def _overdue(self, call: Call, life: Life) -> None:
         if call.life is not life:
@@ -206,32 +194,31 @@ class Calls:
         if life is None:
             return
         first = life.interrupted is None
-        life.interrupted = self._timeline.now() if life.interrupted is None else life.interrupted
+        if first:
+            life.interrupted = self._timeline.now()
         if self.program is not None:
             if not kill:
                 life.cancelled = True
             elif first:
                 self.program.interrupt(call, life)
             return
-        seconds = self._interrupt_seconds(call)
+        seconds = call.interrupt_seconds
+        if seconds is None:
+            seconds = self._habits.interrupt_seconds
         if kill:
             seconds = min(seconds, self._habits.grace_seconds)
         if seconds < float("inf"):
-            self._after(seconds, lambda: self._interrupted(call, life))
+            self._timeline.after(seconds, lambda: self._interrupted(call, life))
 
     def _interrupted(self, call: Call, life: Life) -> None:
         if call.life is not life:
             return
-        if call.last_words is not None and self._interrupt_seconds(call) < float("inf"):
+        if call.last_words is not None and call.interrupt_seconds != float("inf"):
             call.last_words()
         self._end_life(call)
         if call.result is None:
             self.wait(call)
         self._changed()
-
-    def _interrupt_seconds(self, call: Call) -> float:
-        seconds = call.interrupt_seconds
-        return self._habits.interrupt_seconds if seconds is None else seconds
 
     def _decide(self, call: Call, result: Result) -> None:
         if call.result is None:
@@ -240,6 +227,3 @@ class Calls:
     def _end_life(self, call: Call) -> None:
         if call.life is not None:
             call.life.ended = self._timeline.now()
-
-    def _after(self, seconds: float, action: Callable[[], None]) -> None:
-        self._timeline.after(seconds, action)

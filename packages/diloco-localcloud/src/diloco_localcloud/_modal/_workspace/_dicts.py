@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from ._habits import ModalHabits, new_id
 from ._refused import RefusedError, not_found
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ._habits import ModalHabits
-    from ._ids import Ids
 
 
 @dataclass
-class _Entry:
+class Entry:
+    """A value, and when it was used for the last time."""
+
     value: bytes
     used: float
 
@@ -35,7 +32,7 @@ class Dict:
     name: str
     environment: str
     created: float
-    entries: dict[bytes, _Entry] = field(default_factory=dict)
+    entries: dict[bytes, Entry] = field(default_factory=dict)
 
 
 class Dicts:
@@ -45,10 +42,9 @@ class Dicts:
     as in Modal itself.
     """
 
-    def __init__(self, now: Callable[[], float], habits: ModalHabits, ids: Ids) -> None:
+    def __init__(self, now: Callable[[], float], habits: ModalHabits) -> None:
         self._now = now
         self._habits = habits
-        self._ids = ids
         self._dicts: dict[str, Dict] = {}
 
     def named(self, environment: str, name: str) -> Dict | None:
@@ -83,7 +79,7 @@ class Dicts:
         """
         if self.named(environment, name) is not None:
             raise RefusedError("ALREADY_EXISTS", f"Dict '{name}' already exists")
-        made = Dict(self._ids.make("di"), name, environment, self._now())
+        made = Dict(new_id("di"), name, environment, self._now())
         self._dicts[made.dict_id] = made
         return made
 
@@ -101,10 +97,10 @@ class Dicts:
         Raises:
             RefusedError: there is no such Dict.
         """
-        entries = self._fresh(dict_id)
+        entries = self.entries(dict_id)
         if if_not_exists and key in entries:
             return False
-        entries[key] = _Entry(value, self._now())
+        entries[key] = Entry(value, self._now())
         return True
 
     def get(self, dict_id: str, key: bytes) -> bytes | None:
@@ -113,20 +109,11 @@ class Dicts:
         Raises:
             RefusedError: there is no such Dict.
         """
-        entry = self._fresh(dict_id).get(key)
+        entry = self.entries(dict_id).get(key)
         if entry is None:
             return None
         entry.used = self._now()
         return entry.value
-
-    def pop(self, dict_id: str, key: bytes) -> bytes | None:
-        """Take an entry out and return its value; None if there is none.
-
-        Raises:
-            RefusedError: there is no such Dict.
-        """
-        entry = self._fresh(dict_id).pop(key, None)
-        return None if entry is None else entry.value
 
     def contents(self, dict_id: str) -> list[tuple[bytes, bytes]]:
         """Return keys and values, in the order in which they were first written.
@@ -136,21 +123,17 @@ class Dicts:
         Raises:
             RefusedError: there is no such Dict.
         """
-        entries = self._fresh(dict_id)
+        entries = self.entries(dict_id)
         for entry in entries.values():
             entry.used = self._now()
         return [(key, entry.value) for key, entry in entries.items()]
 
-    def count(self, dict_id: str) -> int:
-        """Return how many entries there are.
+    def entries(self, dict_id: str) -> dict[bytes, Entry]:
+        """Return the entries, without those that have expired.
 
         Raises:
             RefusedError: there is no such Dict.
         """
-        return len(self._fresh(dict_id))
-
-    def _fresh(self, dict_id: str) -> dict[bytes, _Entry]:
-        """Return the entries, without those that have expired."""
         entries = self.by_id(dict_id).entries
         oldest = self._now() - self._habits.retention_seconds
         for key in [key for key, entry in entries.items() if entry.used <= oldest]:

@@ -1,6 +1,8 @@
-"""The behaviour of the stand-in for Modal."""
+"""The behaviour of the stand-in for Modal, and identifiers as Modal makes them."""
 
 from __future__ import annotations
+
+import secrets
 
 _KNOWN_GPUS = "A10 A10G A100 A100-40GB A100-80GB B200 B200+ H100 H100! H200 L4 L40S RTX-PRO-6000 T4"
 
@@ -25,3 +27,8 @@ class ModalHabits:
         self.grace_seconds = 30.0
         self.gpus: set[str] = set(_KNOWN_GPUS.split())
         self.retention_seconds = 7 * 86400.0
+
+
+def new_id(prefix: str) -> str:
+    """Return an identifier that never comes again: such as ``fc-`` and 22 letters or digits."""
+    return f"{prefix}-{secrets.token_hex(11)}"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ._call import Call
+from ._call import Call
 
 #: The numbers of FileDescriptor in Modal's protocol.
 SOURCES = {"stdout": 1, "stderr": 2, "system": 3}
@@ -33,35 +32,9 @@ class Entry:
     source: int
     app_id: str
     function_id: str
-    call_id: str
+    function_call_id: str
     input_id: str
     task_id: str
-
-
-@dataclass(frozen=True)
-class Filter:
-    """The conditions that wanted entries meet; an empty field is no condition."""
-
-    app_id: str = ""
-    function_id: str = ""
-    call_id: str = ""
-    task_id: str = ""
-    source: int = 0
-    search: str = ""
-
-    def takes(self, entry: Entry) -> bool:
-        """Return whether an entry meets the conditions."""
-        pairs = (
-            (self.app_id, entry.app_id),
-            (self.function_id, entry.function_id),
-            (self.call_id, entry.call_id),
-            (self.task_id, entry.task_id),
-        )
-        return (
-            all(not condition or condition == value for condition, value in pairs)
-            and self.source in (0, entry.source)
-            and self.search in entry.data
-        )
 
 
 class Logs:
@@ -89,11 +62,25 @@ class Logs:
             )
 
     def read(
-        self, conditions: Filter, since: float = 0.0, until: float = float("inf")
+        self,
+        conditions: Mapping[str, object],
+        search: str = "",
+        since: float = 0.0,
+        until: float = float("inf"),
     ) -> list[Entry]:
-        """Return the entries of a span of time, both ends included."""
+        """Return the entries of a span of time, both ends included.
+
+        Args:
+            conditions: values that their fields must have; an empty one or 0 is no condition.
+            search: a part of their text.
+            since: in seconds since the epoch.
+            until: in seconds since the epoch.
+        """
+        wanted = [(name, value) for name, value in conditions.items() if value]
         return [
             entry
             for entry in self._entries
-            if since <= entry.time <= until and conditions.takes(entry)
+            if since <= entry.time <= until
+            and search in entry.data
+            and all(getattr(entry, name) == value for name, value in wanted)
         ]

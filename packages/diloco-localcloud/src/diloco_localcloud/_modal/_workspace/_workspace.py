@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from ..._server._timeline import Timeline
 from ._app import App, Function
 from ._calls import Calls
 from ._dicts import Dicts
-from ._habits import ModalHabits
-from ._ids import Ids
+from ._habits import ModalHabits, new_id
 from ._logs import Logs
 from ._refused import RefusedError, not_found
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ..._server._timeline import Timeline
 
 DEFAULT_ENVIRONMENT = "main"
 
@@ -55,24 +50,23 @@ class Workspace:
         listeners: called under the lock after every change.
     """
 
-    def __init__(self, timeline: Timeline, name: str) -> None:
+    def __init__(self, timeline: Timeline) -> None:
         self.lock = threading.Condition()
         self.timeline = timeline
-        self.name = name
+        self.name = "stand-in"
         self.habits = ModalHabits()
-        self.ids = Ids()
         self.environments = [DEFAULT_ENVIRONMENT]
         self.apps: dict[str, App] = {}
         self.functions: dict[str, Function] = {}
         self.secrets: dict[str, Secret] = {}
-        self.dicts = Dicts(timeline.now, self.habits, self.ids)
+        self.dicts = Dicts(timeline.now, self.habits)
         self.logs = Logs()
         self.blobs: dict[str, bytes] = {}
         self.files: dict[str, bytes] = {}
         self.mounts: dict[str, list[tuple[str, str]]] = {}
         self.containers: dict[str, str] = {}
         self.listeners: list[Callable[[], None]] = []
-        self.calls = Calls(timeline, self.habits, self.ids, self.changed)
+        self.calls = Calls(timeline, self.habits, self.changed)
 
     def changed(self) -> None:
         """Wake every thread that waits for a change, and call the listeners."""
@@ -107,7 +101,7 @@ class Workspace:
 
     def create_app(self, environment: str, description: str, name: str = "") -> App:
         """Return a new app without functions."""
-        made = App(self.ids.make("ap"), description, environment, self.timeline.now(), name=name)
+        made = App(new_id("ap"), description, environment, self.timeline.now(), name=name)
         self.apps[made.app_id] = made
         return made
 
@@ -122,7 +116,7 @@ class Workspace:
     def create_function(self, app: App, name: str) -> Function:
         """Return the function of a name in an app, a new one if there is none."""
         if name not in app.functions:
-            made = Function(self.ids.make("fu"), app, name, definition_id=self.ids.make("de"))
+            made = Function(new_id("fu"), app, name, definition_id=new_id("de"))
             app.functions[name] = self.functions[made.function_id] = made
         return app.functions[name]
 
@@ -163,17 +157,15 @@ class Workspace:
             RefusedError: there is no such type.
         """
         if gpu and gpu.upper() not in {"ANY", *self.habits.gpus}:
-            known = ", ".join(sorted(self.habits.gpus))
-            raise RefusedError(
-                "INVALID_ARGUMENT", f"Unknown GPU type '{gpu}', expected one of: {known}"
-            )
+            words = f"expected one of: {', '.join(sorted(self.habits.gpus))}"
+            raise RefusedError("INVALID_ARGUMENT", f"Unknown GPU type '{gpu}', {words}")
 
     def create_secret(self, environment: str, name: str, values: Mapping[str, str]) -> Secret:
         """Return a new secret, which replaces one of the same name."""
         for secret in list(self.secrets.values()):
             if name and (secret.name, secret.environment) == (name, environment):
                 del self.secrets[secret.secret_id]
-        made = Secret(self.ids.make("st"), name, environment, dict(values), self.timeline.now())
+        made = Secret(new_id("st"), name, environment, dict(values), self.timeline.now())
         self.secrets[made.secret_id] = made
         return made
 

@@ -12,36 +12,18 @@ Cause = tuple[str, str, str]
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
-_OF_OWNERS = {
-    "apiVersion": "version must not be empty",
-    **dict.fromkeys(("kind", "name", "uid"), "must not be empty"),
-}
 _DATA_KEY = re.compile(r"[-._a-zA-Z0-9]+")
 
-LABEL_WORDS = (
-    "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and "
-    "must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used "
-    "for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')"
-)
-SUBDOMAIN_WORDS = (
-    "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or "
-    "'.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used "
-    "for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')"
-)
-VALUE_WORDS = (
-    "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', "
-    "and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or "
-    "'12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')"
-)
-KEY_WORDS = (
-    "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end "
-    "with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for "
-    "validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')"
-)
-DATA_KEY_WORDS = (
-    "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. "
-    "'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')"
-)
+_ENDS = "and must start and end with an alphanumeric character"
+_ANY = "alphanumeric characters, '-', '_' or '.'"
+_LOWER = "must consist of lower case alphanumeric characters"
+
+# The server's words without the examples and the pattern that follow them.
+LABEL_WORDS = f"a lowercase RFC 1123 label {_LOWER} or '-', {_ENDS}"
+SUBDOMAIN_WORDS = f"a lowercase RFC 1123 subdomain {_LOWER}, '-' or '.', {_ENDS}"
+VALUE_WORDS = f"a valid label must be an empty string or consist of {_ANY}, {_ENDS}"
+KEY_WORDS = f"name part must consist of {_ANY}, {_ENDS}"
+DATA_KEY_WORDS = f"a valid config key must consist of {_ANY}"
 
 
 def invalid(field: str, value: object, words: str) -> Cause:
@@ -88,9 +70,9 @@ def metadata(meta: Mapping[str, Any], *, label: bool = False) -> Iterator[Cause]
     elif not (_LABEL if label else _SUBDOMAIN).fullmatch(name):
         yield invalid("metadata.name", name, LABEL_WORDS if label else SUBDOMAIN_WORDS)
     for owner in meta.get("ownerReferences") or []:
-        for part, words in _OF_OWNERS.items():
+        for part in ("apiVersion", "kind", "name", "uid"):
             if not owner.get(part):
-                yield invalid(f"metadata.ownerReferences.{part}", "", words)
+                yield invalid(f"metadata.ownerReferences.{part}", "", "must not be empty")
     yield from labels(meta.get("labels") or {}, "metadata.labels")
     yield from keys(meta.get("annotations") or {}, "metadata.annotations")
 
@@ -108,6 +90,14 @@ def data_keys(obj: Mapping[str, Any]) -> Iterator[Cause]:
                 yield invalid(field, key, f"must not be '{key}'")
             elif key.startswith(".."):
                 yield invalid(field, key, "must not start with '..'")
+
+
+def limits(obj: Mapping[str, Any]) -> Iterator[Cause]:
+    """Yield what the stand-in does not serve of a LimitRange."""
+    for place, item in enumerate(obj["spec"].get("limits") or []):
+        if item.get("type") != "Container" or item.keys() - {"type", "max"}:
+            words = "the stand-in serves max alone, of the type Container"
+            yield forbidden(f"spec.limits[{place}]", words)
 
 
 def labels(pairs: Mapping[str, str], field: str) -> Iterator[Cause]:

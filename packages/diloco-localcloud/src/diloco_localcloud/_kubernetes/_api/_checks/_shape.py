@@ -43,7 +43,7 @@ _ENV = _fields(
 )
 _SECURITY = _fields(ints="runAsUser", runAsNonRoot="bool", seccompProfile={"type": "string"})
 _REQUIREMENT = _fields(strings="key operator", values=["string"])
-_NODE_TERM = {"matchExpressions": [_REQUIREMENT], "matchFields": [_REQUIREMENT]}
+_NODE_TERM = {"matchExpressions": [_REQUIREMENT]}
 _CONTAINER = _fields(
     "imagePullPolicy lifecycle livenessProbe ports readinessProbe resizePolicy restartPolicy "
     "restartPolicyRules startupProbe stdin stdinOnce tty volumeDevices",
@@ -109,7 +109,7 @@ _STATUS = {"conditions": [_fields(strings="type status")]}
 _JOB = _fields("apiVersion kind", metadata=_META, spec=_JOB_SPEC, status=_STATUS)
 _POD = _fields("apiVersion kind", metadata=_META, spec=_POD_SPEC, status=_STATUS)
 # Shapes that name every field, so that others are refused.
-_COMPLETE = (_JOB, _JOB_SPEC, _TEMPLATE, _POD, _POD_SPEC, _CONTAINER)
+_COMPLETE = (_JOB, _JOB_SPEC, _TEMPLATE, _POD, _POD_SPEC, _CONTAINER, _NODE_TERM)
 _SCOPE = _fields(strings="scopeName operator", values=["string"])
 _KINDS: dict[str, Any] = {
     "Job": _JOB,
@@ -123,6 +123,10 @@ _KINDS: dict[str, Any] = {
         orphanDependents="bool",
         dryRun=["string"],
     ),
+    "LimitRange": {
+        "metadata": _META,
+        "spec": {"limits": [{"type": "string", "max": ("map", "quantity")}]},
+    },
     "Workload": {"metadata": _META, "spec": {"active": "bool"}},
     "ResourceQuota": {
         "metadata": _META,
@@ -133,7 +137,6 @@ _KINDS: dict[str, Any] = {
         },
     },
 }
-_OTHER = {"metadata": _META}
 _BASE64 = re.compile(r"(?:[a-zA-Z0-9+/]{4})*(?:[a-zA-Z0-9+/]{2}==|[a-zA-Z0-9+/]{3}=)?")
 _PYTHON: dict[str, tuple[type, ...]] = {
     "string": (str,),
@@ -141,6 +144,14 @@ _PYTHON: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
     "base64": (str,),
     "quantity": (str, int, float),
+}
+_NAMES: dict[type, str] = {
+    bool: "bool",
+    int: "number",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
 }
 
 
@@ -150,40 +161,34 @@ def decode(kind: str, obj: Json) -> Json:
     Raises:
         ApiError: 400, in the words of the real server's decoder.
     """
-    decoded = _decode(obj, _KINDS.get(kind, _OTHER), "", kind)
-    return dict(decoded)
+    return dict(_decode(obj, _KINDS.get(kind, {"metadata": _META}), "", kind))
 
 
 def _decode(value: Any, shape: Any, path: str, kind: str) -> Any:
     if isinstance(shape, str):
         if shape != "any":
-            _leaf(value, shape, path, kind)
+            _check_leaf(value, shape, path, kind)
         return value
     if isinstance(shape, list):
         if not isinstance(value, list):
             raise _undecodable(value, path, "[]", kind)
-        return [
-            _decode(item, shape[0], f"{path}[{place}]", kind) for place, item in enumerate(value)
-        ]
+        items = enumerate(value)
+        return [_decode(item, shape[0], f"{path}[{place}]", kind) for place, item in items]
     if not isinstance(value, dict):
         raise _undecodable(value, path, "object", kind)
-    if isinstance(shape, tuple):
-        return {
-            key: _decode(item, shape[1], path, kind)
-            for key, item in value.items()
-            if item is not None
-        }
     fields = {key: item for key, item in value.items() if item is not None}
-    unknown = [f'unknown field "{f"{path}.{key}".lstrip(".")}"' for key in value.keys() - shape]
+    if isinstance(shape, tuple):
+        return {key: _decode(item, shape[1], path, kind) for key, item in fields.items()}
+    paths = {key: f"{path}.{key}".lstrip(".") for key in value}
+    unknown = sorted(f'unknown field "{paths[key]}"' for key in value.keys() - shape)
     if unknown and any(shape is complete for complete in _COMPLETE):
-        raise _unhandled(kind, f"strict decoding error: {', '.join(sorted(unknown))}")
+        raise _unhandled(kind, f"strict decoding error: {', '.join(unknown)}")
     return {
-        key: _decode(item, shape.get(key, "any"), f"{path}.{key}".lstrip("."), kind)
-        for key, item in fields.items()
+        key: _decode(item, shape.get(key, "any"), paths[key], kind) for key, item in fields.items()
     }
 
 
-def _leaf(value: Any, shape: str, path: str, kind: str) -> None:
+def _check_leaf(value: Any, shape: str, path: str, kind: str) -> None:
     allowed = _PYTHON[shape]
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
         raise _undecodable(value, path, shape, kind)
@@ -191,11 +196,11 @@ def _leaf(value: Any, shape: str, path: str, kind: str) -> None:
         raise _undecodable(value, path, "int64", kind)
     if shape == "base64" and not _BASE64.fullmatch(re.sub(r"[\r\n]", "", str(value))):
         raise _unhandled(kind, "illegal base64 data")
-    if shape == "quantity":
-        try:
+    try:
+        if shape == "quantity":
             quantity(value)
-        except ValueError as wrong:
-            raise _unhandled(kind, str(wrong)) from None
+    except ValueError as wrong:
+        raise _unhandled(kind, str(wrong)) from None
 
 
 def _unhandled(kind: str, why: str) -> _refusals.ApiError:
@@ -203,16 +208,6 @@ def _unhandled(kind: str, why: str) -> _refusals.ApiError:
 
 
 def _undecodable(value: Any, path: str, wanted: str, kind: str) -> _refusals.ApiError:
-    names: dict[type, str] = {
-        bool: "bool",
-        int: "number",
-        float: "number",
-        str: "string",
-        list: "array",
-        dict: "object",
-    }
-    json_type = names.get(type(value), "null")
     where = re.sub(r"\[\d+\]", "", path) or kind
-    return _unhandled(
-        kind, f"json: cannot unmarshal {json_type} into Go struct field {where} of type {wanted}"
-    )
+    words = f"json: cannot unmarshal {_NAMES.get(type(value), 'null')} into Go struct field"
+    return _unhandled(kind, f"{words} {where} of type {wanted}")

@@ -9,18 +9,15 @@ import os
 import secrets
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
-from ..._server._container import Command, Container
-from ..._server._output import read_lines
-from .._workspace._call import Result, Status
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from .._workspace._call import Call, Life
-    from .._workspace._workspace import Workspace
+from .._server._container import Command, Container
+from .._server._output import read_lines
+from ._hands import HeldCall, HeldWorkspace
+from ._workspace._call import Call, Life, Result, Status
+from ._workspace._workspace import Workspace
 
 HEADER = "x-stand-in-container"
 _SOURCES = ("stdout", "stderr")
@@ -50,10 +47,8 @@ class Runner:
         """Start the container of a call."""
         order = None if self.arguments is None else self.arguments(call, life.task_id)
         if order is None or self._closed:
-            name = call.function.name
-            text = (
-                f"function {name!r} was deployed without code; deploy it with the client of Modal"
-            )
+            text = f"function {call.function.name!r} was deployed without code; "
+            text += "deploy it with the client of Modal"
             self._workspace.calls.finish(call, Result(Status.INTERNAL_FAILURE, message=text))
             life.ended = self._workspace.timeline.now()
             return
@@ -81,7 +76,9 @@ class Runner:
     def interrupt(self, call: Call, life: Life) -> None:
         """Send SIGINT to its first process, and SIGKILL to all of them after the grace."""
         del call
-        self._send(life.task_id, signal.SIGINT)
+        container = self._running.get(life.task_id)
+        if container is not None:
+            container.send(signal.SIGINT)
         grace = self._workspace.habits.grace_seconds
         self._workspace.timeline.after(grace, lambda: self.kill(life.task_id))
 
@@ -106,11 +103,6 @@ class Runner:
         for container in running:
             container.join()
 
-    def _send(self, task_id: str, number: signal.Signals) -> None:
-        container = self._running.get(task_id)
-        if container is not None:
-            container.send(number)
-
     def _mount(self, home: Path, mounts: list[str]) -> None:
         """Put the local files that were uploaded with a function into its container's folder."""
         for mount_id in mounts:
@@ -124,18 +116,15 @@ class Runner:
         # header.
         word = secrets.token_hex(16)
         self._workspace.containers[word] = life.task_id
-        by_id = self._workspace.secrets
-        secret_values = [by_id[key].values for key in call.function.secret_ids if key in by_id]
-        env = dict(self._base)
-        for values in secret_values:
-            env.update(values)
+        env, by_id = dict(self._base), self._workspace.secrets
+        for secret_id in call.function.secret_ids:
+            env |= by_id[secret_id].values if secret_id in by_id else {}
         paths = [str(home / "root"), env.get("PYTHONPATH", "")]
+        client = ("MODAL_SERVER_URL", "MODAL_CONFIG_PATH", "NO_PROXY")
         return {
             **env,
+            **{name: self.connect[name] for name in client},
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            "MODAL_SERVER_URL": self.connect["MODAL_SERVER_URL"],
-            "MODAL_CONFIG_PATH": self.connect["MODAL_CONFIG_PATH"],
-            "NO_PROXY": self.connect["NO_PROXY"],
             "MODAL_OVERRIDE_HEADERS": f"{HEADER}:{word}",
             "MODAL_CONTAINER_ARGUMENTS_PATH": str(home / "arguments"),
             "MODAL_TASK_ID": life.task_id,
@@ -170,3 +159,48 @@ def _left(event: Mapping[str, Any]) -> Result:
         text = "Runner was terminated because it ran out of memory"
         return Result(Status.KERNEL_OOM_KILL, message=text)
     return Result(Status.FAILURE, message=f"Runner failed with exit code: {event['code']}")
+
+
+class LocalCall(HeldCall):
+    """A call whose container is a process of this machine.
+
+    An action that does not fit its state does nothing. Thread-safe.
+    """
+
+    def __init__(self, workspace: Workspace, call: Call, runner: Runner) -> None:
+        super().__init__(workspace, call)
+        self._runner = runner
+
+    @property
+    def pid(self) -> int | None:
+        """Return the PID of its container's first process; None if no container of it runs."""
+        with self._workspace.lock:
+            life = self._call.life
+            return None if life is None else self._runner.pid(life.task_id)
+
+    def kill(self) -> None:
+        """Kill its container with all its processes, from outside: it leaves no result."""
+        with self._workspace.lock:
+            if self._call.life is not None:
+                self._runner.kill(self._call.life.task_id)
+
+
+class LocalCalls(HeldWorkspace[LocalCall]):
+    """The calls that run as processes, and the objects that they use; thread-safe."""
+
+    def __init__(self, workspace: Workspace, runner: Runner) -> None:
+        super().__init__(workspace)
+        self._runner = runner
+
+    def _hold(self, call: Call) -> LocalCall:
+        return LocalCall(self._workspace, call, self._runner)
+
+    def wait_for(self, predicate: Callable[[], object], seconds: float = 60.0) -> None:
+        """Wait until ``predicate()`` is true; it is called after every change.
+
+        Raises:
+            TimeoutError: it is not true after so many seconds.
+        """
+        with self._workspace.lock:
+            if not self._workspace.lock.wait_for(predicate, seconds):
+                raise TimeoutError(f"what was waited for has not come in {seconds:g} s")

@@ -1,14 +1,12 @@
-"""One training job that a test moves."""
+"""Training jobs and a clock that a test moves."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .._training._region import KILL_SECONDS
-
-if TYPE_CHECKING:
-    from .._training._job import Job
-    from .._training._region import Region
+from .._server._timeline import Clock
+from ._training._job import Job
+from ._training._region import KILL_SECONDS, NO_CAPACITY, Region, TrainingHabits
 
 Json = dict[str, Any]
 
@@ -81,7 +79,7 @@ class ScriptedTrainingJob:
     def capacity_error(self) -> None:
         """Fail the job because there are no instances for it."""
         with self._region.lock:
-            self._region.lack_capacity(self._job)
+            self._region.finish(self._job, NO_CAPACITY)
 
     def interrupt(self) -> None:
         """Take its spot instances away; ``start``, or ``world.auto_start``, makes it run again.
@@ -91,11 +89,6 @@ class ScriptedTrainingJob:
         """
         with self._region.lock:
             self._region.interrupt(self._job)
-
-    def restart(self) -> None:
-        """Begin the job again after an error of SageMaker's: secondary status Restarting."""
-        with self._region.lock:
-            self._region.restart(self._job)
 
     def log(self, text: str) -> None:
         """Write lines to its log, now.
@@ -124,3 +117,37 @@ class ScriptedTrainingJob:
         with self._region.lock:
             if self._job.status == "InProgress":
                 self._region.stop(self._job)
+
+
+class TrainingWorld(Clock):
+    """The jobs and the clock of a stand-in, as a test moves them; thread-safe.
+
+    In real time the clock cannot be moved: ``advance``, ``settle`` and ``step`` raise ValueError.
+
+    Attributes:
+        habits: how SageMaker behaves: quotas, capacity, rates, lags, delays.
+    """
+
+    def __init__(self, region: Region) -> None:
+        super().__init__(region.timeline, region.lock)
+        self._region = region
+        self.habits: TrainingHabits = region.habits
+
+    def jobs(self, contains: str = "") -> list[ScriptedTrainingJob]:
+        """Return the training jobs that exist and whose names contain a text, oldest first."""
+        with self._region.lock:
+            kept = [job for name, job in self._region.jobs.items() if contains in name]
+            return [ScriptedTrainingJob(self._region, job) for job in kept]
+
+    def job(self, name: str) -> ScriptedTrainingJob:
+        """Return a training job by its name.
+
+        Raises:
+            LookupError: there is no such job.
+        """
+        with self._region.lock:
+            job = self._region.jobs.get(name)
+            if job is None:
+                names = ", ".join(self._region.jobs) or "none"
+                raise LookupError(f"there is no training job {name!r}; there are: {names}")
+            return ScriptedTrainingJob(self._region, job)

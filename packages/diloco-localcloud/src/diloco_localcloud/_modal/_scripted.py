@@ -1,15 +1,16 @@
-"""One call of a function that a test moves."""
+"""Calls and a clock that a test moves."""
 
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from .._hands._call import HeldCall
-from .._workspace._call import Payload, Result, Status
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from .._server._timeline import Clock
+from ._hands import HeldCall, HeldWorkspace
+from ._workspace._call import Call, Payload, Result, Status
+from ._workspace._habits import new_id
+from ._workspace._workspace import Workspace
 
 # A container sends more than this as a blob.
 _MOST_BYTES = 2 << 20
@@ -33,7 +34,7 @@ class ScriptedCall(HeldCall):
         payload = Payload(pickle.dumps(value, 4))
         if len(payload.data) > _MOST_BYTES:
             with self._workspace.lock:
-                blob_id = self._workspace.ids.make("bl")
+                blob_id = new_id("bl")
                 self._workspace.blobs[blob_id] = payload.data
             payload = Payload(blob=blob_id)
         self._finish(Result(Status.SUCCESS, payload))
@@ -96,3 +97,42 @@ class ScriptedCall(HeldCall):
         with self._workspace.lock:
             if self._call.life is not None:
                 self._workspace.calls.finish(self._call, result)
+
+
+class ModalWorld(HeldWorkspace[ScriptedCall], Clock):
+    """The calls and the clock of a stand-in, as a test moves them; thread-safe.
+
+    In real time the clock cannot be moved: ``advance``, ``settle`` and ``step`` raise ValueError.
+    """
+
+    def __init__(self, workspace: Workspace) -> None:
+        HeldWorkspace.__init__(self, workspace)
+        Clock.__init__(self, workspace.timeline, workspace.lock)
+
+    def _hold(self, call: Call) -> ScriptedCall:
+        return ScriptedCall(self._workspace, call)
+
+    def deploy(
+        self,
+        app: str = "app",
+        functions: Iterable[str] = ("function",),
+        *,
+        environment: str = "",
+        timeout: float = 300.0,
+        gpu: str = "",
+    ) -> None:
+        """Deploy an app with functions of these names, without a client.
+
+        Raises:
+            ValueError: there is no such environment.
+        """
+        with self._workspace.lock:
+            place = self._environment(environment)
+            made = self._workspace.deployed(place, app)
+            made = made or self._workspace.create_app(place, app, app)
+            for name in functions:
+                function = self._workspace.create_function(made, name)
+                function.timeout, function.gpu = timeout, gpu
+                function.gpu_count = 1 if gpu else 0
+            ids = {name: item.function_id for name, item in made.functions.items()}
+            self._workspace.publish(made, app, ids, "DEPLOYED")

@@ -1,1 +1,0 @@
-"""Training jobs and a clock that a test moves."""

@@ -1,1 +1,0 @@
-"""The workspace, calls and Dicts as a test handles them, whether calls are scripted or run."""

@@ -1,1 +1,0 @@
-"""Calls that are processes of this machine: their environment, signals, output and end."""

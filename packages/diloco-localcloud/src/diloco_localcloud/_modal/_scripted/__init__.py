@@ -1,1 +1,0 @@
-"""Calls and a clock that a test moves."""
