@@ -27,23 +27,17 @@ def container_of(job):
     return job["spec"]["template"]["spec"]["containers"][0]
 
 
-def told(job, *others):
+def told(job):
     """The spec that the replicas of a shown Job would read."""
     variables = {entry["name"]: entry.get("value") for entry in container_of(job)["env"]}
-    for body in others:
-        variables |= body["data"]
     return spec_from_environment(variables)
 
 
-@pytest.mark.parametrize("padding", [0, 100_000], ids=["inside the Job", "in a ConfigMap"])
-def test_no_secret_is_shown(bench, padding):
+def test_no_secret_is_shown(bench):
     executor = bench.executor(annotations={"hook": "https://user:k-1-of-many@example.org/x"})
-    plan = executor.plan(
-        2, "trainer:train", {**KWARGS, "more": "x" * padding}, env={"MODE": "fast", **SECRETS}
-    )
-    job, *others = plan.requests
-    assert bool(others) == bool(padding)
-    shown = told(job, *others)
+    plan = executor.plan(2, "trainer:train", KWARGS, env={"MODE": "fast", **SECRETS})
+    (job,) = plan.requests
+    shown = told(job)
     assert "k-1-of-many" not in json.dumps([*plan.requests, shown.to_dict()])
     assert "a1B2" not in json.dumps(plan.requests)
     assert shown.kwargs == {
@@ -51,7 +45,6 @@ def test_no_secret_is_shown(bench, padding):
         "data": f"s3://{REDACTED}@bucket/data",
         "rendezvous_uri": f"s3://{REDACTED}@bucket/run",
         "price": "$5 $(HOME)",
-        "more": "x" * padding,
     }
     assert shown.rendezvous_uri == f"s3://{REDACTED}@bucket/run"
     values = {entry["name"]: entry.get("value") for entry in container_of(job)["env"]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -26,16 +26,15 @@ from diloco_protocol.backend import takes
 
 from ._client._client import Client
 from ._client._cluster import Cluster
-from ._client._errors import ConflictError, warn
+from ._client._errors import warn
 from ._client._kubeconfig import namespace_of
 from ._request import _names as names
-from ._request._arguments import arguments_map
 from ._request._manifest import job_manifest
 from ._request._options import EKSOptions
 from ._state._facts import JobFacts
 from ._state._handles import check_handle, handles_of
 from ._verbs._check import check_cluster, check_queue, check_service_account
-from ._verbs._launch import create, log_warnings, send_arguments, try_job, withdraw
+from ._verbs._launch import create, log_warnings, try_job, withdraw
 from ._verbs._log_verbs import LogVerbs
 from ._verbs._runs import Runs, find_job
 
@@ -153,17 +152,7 @@ class EKSExecutor(LogVerbs):
             self._check_names()
             warned = self._patiently(lambda: try_job(self._cluster, manifest))
             log_warnings(manifest, warned)
-            self._try_arguments(arguments_map(request, self._options))
         return super().plan(n_replicas, entrypoint, entrypoint_args, **options)
-
-    def _try_arguments(self, arguments: dict[str, Any] | None) -> None:
-        """Check whether large arguments can be sent, before anything is created."""
-        if arguments is None:
-            return
-        # There may be a ConfigMap of an earlier launch of this very run, or one that is about to be
-        # removed.
-        with suppress(ConflictError):
-            self._patiently(lambda: self._cluster.create_config_map(arguments, dry_run=True))
 
     def _findings(self, request: RunRequest) -> list[Finding]:
         manifest = job_manifest(request, self._options)
@@ -174,9 +163,7 @@ class EKSExecutor(LogVerbs):
         )  # fmt: skip
 
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
-        job = job_manifest(request, self._options, shown=True)
-        arguments = arguments_map(request, self._options, shown=True)
-        return [job] if arguments is None else [job, arguments]
+        return [job_manifest(request, self._options, shown=True)]
 
     def _where(self) -> str:
         return self._namespace
@@ -184,11 +171,8 @@ class EKSExecutor(LogVerbs):
     def _submit(self, request: RunRequest) -> list[ReplicaHandle]:
         manifest = job_manifest(request, self._options)
         self._check_names()
-        arguments = arguments_map(request, self._options)
-        self._try_arguments(arguments)
         try:
-            facts, new = create(self._cluster, manifest, self._patiently)
-            handles = self._handles(facts)
+            return self._handles(create(self._cluster, manifest, self._patiently))
         except BackendError:
             raise
         except BaseException as interrupt:
@@ -202,10 +186,6 @@ class EKSExecutor(LogVerbs):
                 "cancel it"
             )
             raise
-        if arguments is not None:
-            ours = new or not request.named
-            send_arguments(self._cluster, manifest, arguments, facts, self._patiently, ours=ours)
-        return handles
 
     def _check_names(self) -> None:
         """Refuse a service account or a queue that does not exist, before the launch."""

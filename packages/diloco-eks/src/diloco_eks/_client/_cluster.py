@@ -111,18 +111,6 @@ class Cluster:
         call = "batch.delete_namespaced_job"
         self._one("delete", "Job", space, name, call, removed=True, body=body)
 
-    def create_config_map(self, body: Json, *, dry_run: bool = False) -> None:
-        """Create a ConfigMap, or only ask whether it could be created."""
-        space, name = body["metadata"]["namespace"], body["metadata"]["name"]
-        only: Json = {"dry_run": "All"} if dry_run else {}
-        call = "core.create_namespaced_config_map"
-        self._one("create", "ConfigMap", space, name, call, within=space, body=body, **only)
-
-    def read_config_map(self, space: str, name: str) -> Json:
-        """Return a ConfigMap."""
-        call = "core.read_namespaced_config_map"
-        return self._one("read", "ConfigMap", space, name, call)
-
     def list_runs(self, space: str, selector: str) -> list[str]:
         """Return the runs of all Jobs with these labels, in the order of their creation."""
         known = self._pages(

@@ -17,8 +17,7 @@ from diloco_protocol.backend import FINAL_CODE, RUNNER, is_reserved
 
 from ..__about__ import __version__
 from . import _names as names
-from ._arguments import encoded_spec, spec_entries
-from ._environment import container_environment, runner_arguments
+from ._environment import container_environment, runner_arguments, spec_variables
 from ._gpus import PlacedGpus, node_affinity, place_gpus
 from ._overlay import apply_overlay
 from ._pod import shape_pod
@@ -172,17 +171,13 @@ def _template(
             UserWarning,
             stacklevel=2,
         )
-    pieces, digest = encoded_spec(request, options, shown=shown)
+    spec = spec_variables(request.specs(grace=options.grace)[0], shown=shown)
     container: dict[str, Any] = {
         "name": names.CONTAINER,
         "image": options.image,
         "command": list(options.command or RUNNER),
-        "args": runner_arguments(MESSAGE_PATH, pieces, digest),
-        "env": container_environment(
-            spec_entries(request.run_id, pieces, digest),
-            _with_code(request, options),
-            request.secrets,
-        ),
+        "args": runner_arguments(MESSAGE_PATH, spec),
+        "env": container_environment(spec, _with_code(request, options), request.secrets),
         "resources": _resources(request, options, gpu),
         "terminationMessagePath": MESSAGE_PATH,
         "terminationMessagePolicy": "FallbackToLogsOnError",

@@ -26,7 +26,6 @@ _RIGHTS = (
 )
 # Optional rights, and what is lost without each of them.
 _SPARE_RIGHTS = (
-    ("", "configmaps", ("create", "get"), "arguments of more than 64 KiB cannot be sent"),
     ("", "serviceaccounts", ("get",), "a service account that does not exist is not noticed"),
     ("", "events", ("list",), "messages do not say why pods do not start"),
 )

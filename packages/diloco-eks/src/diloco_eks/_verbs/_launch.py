@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from diloco_protocol import BackendError, LaunchError, RunConflictError, UnavailableError
@@ -15,16 +14,13 @@ from .._client._errors import ConflictError, MissingError, UnreachedError, warn
 from .._request import _names as names
 from .._state._facts import JobFacts
 from .._state._handles import handles_of
-from .._state._reading import mappings, read_job
+from .._state._reading import read_job
 
 
-def create(
-    cluster: Cluster, manifest: dict[str, Any], patiently: Patiently
-) -> tuple[JobFacts, bool]:
+def create(cluster: Cluster, manifest: dict[str, Any], patiently: Patiently) -> JobFacts:
     """Create the Job of a run, or find the one that an earlier try created.
 
-    Return the Job, and whether it is certainly new. A lost answer does no harm: the next try finds
-    the Job, which has the launch's fingerprint.
+    A lost answer does no harm: the next try finds the Job, which has the launch's fingerprint.
 
     Raises:
         RunConflictError: A Job of this name belongs to another launch, or is being deleted.
@@ -33,13 +29,13 @@ def create(
     """
     unsure = False
 
-    def once() -> tuple[JobFacts, bool]:
+    def once() -> JobFacts:
         nonlocal unsure
         try:
             facts = read_job(create_job(cluster, manifest))
         except ConflictError as conflict:
             with met_by(conflict):
-                return known(cluster, manifest), False
+                return known(cluster, manifest)
         except UnreachedError:
             raise
         except UnavailableError:
@@ -51,7 +47,7 @@ def create(
                 "the cluster's answer is another Job than the one that was to be created, "
                 f"{facts.name}"
             )
-        return facts, True
+        return facts
 
     try:
         return patiently(once)
@@ -60,7 +56,7 @@ def create(
         if not unsure or isinstance(error, RunConflictError):
             raise
         try:
-            return known(cluster, manifest), False
+            return known(cluster, manifest)
         except MissingError:
             raise error from None
         except BackendError as second:
@@ -157,100 +153,13 @@ def _is_same(facts: JobFacts, manifest: dict[str, Any]) -> bool:
     )
 
 
-def send_arguments(
-    cluster: Cluster,
-    manifest: dict[str, Any],
-    arguments: dict[str, Any],
-    facts: JobFacts,
-    patiently: Patiently,
-    *,
-    ours: bool,
-) -> None:
-    """Create the ConfigMap of a run whose Job exists.
-
-    If that fails, the run is deleted: its pods wait, and none has started. If the ConfigMap exists
-    all the same, the run is complete, and another caller may hold its handles: it is not deleted.
-
-    Args:
-        cluster: The cluster.
-        manifest: The Job.
-        arguments: The ConfigMap.
-        facts: The Job as it is.
-        patiently: Tries again for a while.
-        ours: Whether the Job was created just now. Any other may belong to an earlier launch, whose
-            replicas this one may not end.
-
-    Raises:
-        LaunchError: The ConfigMap could not be created, and the run still exists.
-        BackendError: The ConfigMap could not be created, and nothing is left.
-    """
-    try:
-        patiently(partial(put_arguments, cluster, arguments, facts))
-    except BaseException as error:
-        complete = None
-        with contextlib.suppress(BackendError):
-            complete = patiently(partial(has_arguments, cluster, arguments, facts))
-        if complete:
-            if isinstance(error, BackendError):
-                return
-            error.add_note(
-                f"the run {facts.run_id!r} is there, and has all it needs: attach it, or cancel it"
-            )
-            raise
-        if complete is False and ours and withdraw(cluster, manifest, patiently):
-            raise
-        raise LaunchError(
-            f"the run {facts.run_id!r} is there, but its arguments could not be sent ({error}), so "
-            "its replicas do not start. Launch it again with the same run_id and arguments, or "
-            "cancel it",
-            handles_of(facts, arguments["metadata"]["namespace"], cluster.client.server),
-        ) from error
-
-
-def put_arguments(cluster: Cluster, body: dict[str, Any], job: JobFacts) -> None:
-    """Create the ConfigMap of a Job, which owns it, so that it is removed with the Job.
-
-    The pods wait for the ConfigMap. Repeatable.
-
-    Raises:
-        BackendError: The ConfigMap was not created.
-    """
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job.name, "uid": job.uid}
-    owned = {**body, "metadata": {**body["metadata"], "ownerReferences": [owner]}}
-    space, name = body["metadata"]["namespace"], body["metadata"]["name"]
-    try:
-        cluster.create_config_map(owned)
-    except ConflictError as error:
-        if not has_arguments(cluster, body, job):
-            # The cluster is about to remove the ConfigMap of an earlier run; or it is a stranger's.
-            raise UnavailableError(
-                f"cannot create ConfigMap {space}/{name}, since there is one that is not this "
-                f"run's: {error}"
-            ) from error
-
-
-def has_arguments(cluster: Cluster, body: dict[str, Any], job: JobFacts) -> bool:
-    """Return whether a Job has its ConfigMap."""
-    metadata = body["metadata"]
-    try:
-        known = cluster.read_config_map(metadata["namespace"], metadata["name"])
-    except MissingError:
-        return False
-    owners = mappings(known["metadata"].get("ownerReferences"))
-    is_owned = any(owner.get("uid") == job.uid for owner in owners)
-    return is_owned and known.get("data") == body["data"]
-
-
-def withdraw(cluster: Cluster, manifest: dict[str, Any], patiently: Patiently) -> bool:
-    """Delete what an interrupted launch may have created; return whether nothing is left of it."""
+def withdraw(cluster: Cluster, manifest: dict[str, Any], patiently: Patiently) -> None:
+    """Delete what an interrupted launch may have created, as far as that is possible."""
 
     def once() -> None:
         with contextlib.suppress(MissingError):
             facts = known(cluster, manifest)
             cluster.delete_job(manifest["metadata"]["namespace"], facts.name, facts.uid)
 
-    try:
+    with contextlib.suppress(BackendError):
         patiently(once)
-    except BackendError:
-        return False
-    return True
