@@ -200,8 +200,8 @@ def test_another_class_in_the_place_of_the_callers_clients_is_refused(name):
     ("content", "values", "what"),
     [
         (None, {}, "no cluster can be read from .*none.*update-kubeconfig"),
-        ("{", {}, "none is not YAML, line 1"),
-        ("[]", {}, "none what it holds must be a mapping, not a list"),
+        ("{", {}, "none cannot be read, line 1"),
+        ("[]", {}, "none, its content must be a mapping, not a list"),
         ("{}", {}, "no cluster can be read"),
         ("same", {"context": "staging"}, "context 'staging'"),
     ],

@@ -242,7 +242,7 @@ def test_a_pod_of_somebody_elses_is_no_rank(bench, report):
     assert run.states() == ["running", "running"]
     run.pod(1).log("mine\n")
     assert run.executor.stream_logs(run.handles[1]) == "mine"
-    pods = run.executor._cluster.list_pods("default", run.handles[0].metadata["job_uid"])
+    pods, _ = run.executor._cluster.list_pods("default", run.handles[0].metadata["job_uid"])
     assert sorted(pod.name for pod in pods) == ours
 
 
@@ -284,7 +284,7 @@ def test_of_a_list_no_more_is_kept_than_is_read_of_it(bench, monkeypatch):
     cluster.list_pods("default", uid)
     tracemalloc.start()
     try:
-        pods = cluster.list_pods("default", uid)
+        pods, _ = cluster.list_pods("default", uid)
         assert len(pods) == 5
         gc.collect()
         assert tracemalloc.get_traced_memory()[0] < 300_000

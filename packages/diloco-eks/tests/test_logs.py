@@ -142,9 +142,10 @@ def test_following_begins_before_the_pod_and_goes_on_with_the_next_attempt(
         monkeypatch.setattr(
             Cluster,
             "list_pods",
-            lambda *args, **more: [
-                replace(pod, created=-pod.created) for pod in list_pods(*args, **more)
-            ],
+            lambda *args: (
+                [replace(pod, created=-pod.created) for pod in list_pods(*args)[0]],
+                "",
+            ),
         )
     bench.world.auto_start = 1.0
     # A container that is silent for so long has its log asked for again.

@@ -123,9 +123,9 @@ def test_events_and_workloads_of_others_are_not_taken(monkeypatch):
     events = [{"involvedObject": {"uid": uid}, "metadata": {}} for uid in ("another", "u")]
     items = [label_only, ours, {"metadata": {"name": "c"}}]
     monkeypatch.setattr(cluster, "_kueue", "v1beta1")
-    monkeypatch.setattr(cluster, "_json", lambda *_, **__: {"items": items})
+    monkeypatch.setattr(cluster, "_one", lambda *_, **__: {"items": items})
     assert cluster.list_workloads("default", "u") == [ours]
-    monkeypatch.setattr(cluster, "_json", lambda *_, **__: {"items": events})
+    monkeypatch.setattr(cluster, "_one", lambda *_, **__: {"items": events})
     assert cluster.list_events("default", "u") == events[1:]
 
 

@@ -65,7 +65,7 @@ def test_a_handle_holds_no_password(bench):
     executor = bench.executor()
     (handle,) = executor.launch_replicas(1, "trainer:train")
     host, plain = bench.stand_in.url.split("://")[1], bench.stand_in.url
-    configuration = executor._client.apis().batch.api_client.configuration
+    configuration = executor._client._api_client().configuration
     configuration.host = f"https://user:k-1-of-many@{host}"
     assert executor.attach(handle.run_id)[0].metadata["server"] == plain.rstrip("/")
 

@@ -42,10 +42,6 @@ class ConflictError(BackendError):
     """Raised when an object exists, changed since it was read, or is not the one meant (409)."""
 
 
-class ExpiredError(BackendError):
-    """Raised when reading a list took so long that it cannot be continued (410)."""
-
-
 class NoLogError(UnavailableError):
     """Raised when a node says that it has no log of a pod that is there.
 
@@ -88,19 +84,19 @@ class Answer:
     about: tuple[str, str] = "", ""
 
 
-def read_answer(status: int, body: object, headers: Mapping[str, str] | None) -> Answer:
+def read_answer(status: int, body: bytes, headers: Mapping[str, str]) -> Answer:
     """Return what the server said.
 
     https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/status/
     """
-    text = body.decode(errors="replace") if isinstance(body, bytes) else text_of(body)
+    text = body.decode(errors="replace")
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError):
         parsed = None
     data: dict[str, Any] = parsed if isinstance(parsed, dict) else {}
     details: dict[str, Any] = data["details"] if isinstance(data.get("details"), dict) else {}
-    pause = (headers or {}).get("Retry-After") or details.get("retryAfterSeconds")
+    pause = headers.get("Retry-After") or details.get("retryAfterSeconds")
     message = text_of(data.get("message"))
     return Answer(
         status,
@@ -179,7 +175,7 @@ def to_error(answer: Answer, what: str) -> BackendError:
         if status == 409 and answer.reason:
             return ConflictError(text)
         if status == 410 and answer.reason:
-            return ExpiredError(text)
+            return UnavailableError(text)  # reading a list took so long that it has to begin anew
         return UnavailableError(f"{text}{_not_its_own(status)}")
     if status == 429:
         return ThrottledError(text, retry_after=answer.retry_after)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from diloco_protocol import (
     BackendError,
@@ -66,7 +66,7 @@ class LogSource:
 
     def pods(self) -> list[PodFacts]:
         """Return the replica's pods, the newest last."""
-        pods = self.cluster.list_pods(self.namespace, self.job_uid, self.index)
+        pods, _ = self.cluster.list_pods(self.namespace, self.job_uid, self.index)
         return pods_by_index(pods).get(self.index, [])
 
     def lines(self, pod: str, *, follow: bool = False, tail: int | None = None) -> Iterator[Line]:
@@ -77,11 +77,8 @@ class LogSource:
             NoLogError: The pod exists, and its node says that it has no log.
             BackendError: The log cannot be opened; or the connection broke while it was read.
         """
-        query: dict[str, Any] = {"follow": True} if follow else {}
-        if tail is not None:
-            query["tail_lines"] = tail
         try:
-            response = self.cluster.open_log(self.namespace, pod, **query)
+            response = self.cluster.open_log(self.namespace, pod, follow=follow, tail=tail)
         except BadRequestError as error:
             if _NEVER_BEGUN.search(str(error)) is None:
                 raise

@@ -70,9 +70,7 @@ def read_result(
 
     def read(tail: int | None) -> Any:
         try:
-            log = cluster.open_log(
-                handle.metadata["namespace"], pod.name, endless=False, tail_lines=tail
-            )
+            log = cluster.open_log(handle.metadata["namespace"], pod.name, endless=False, tail=tail)
         except MissingError as error:
             raise ResultLostError(f"{lost}: {error}") from error
         lines = written(lines_of(pieces(what, log)), lambda: log_is_gone(pod.name, pods()))

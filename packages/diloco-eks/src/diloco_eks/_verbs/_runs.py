@@ -153,9 +153,8 @@ class Runs:
         """Read the Job, then list its pods, so that the pods are never older than the Job."""
         facts = self.job(handles[0])
         space = handles[0].metadata["namespace"]
-        versions: list[str] = []
-        pods = self._cluster.list_pods(space, facts.uid, versions=versions)
-        version = _order(versions[-1])
+        pods, listed = self._cluster.list_pods(space, facts.uid)
+        version = _order(listed)
         by_index = {index_of(handle, facts): handle for handle in handles}
         known = dict(by_index)
         if (culprit := facts.culprit) is not None:
