@@ -12,7 +12,7 @@ import pytest
 from real_cluster import MOST_PODS
 
 from diloco_eks._client import _client, _cluster
-from diloco_eks._request import _environment, _overlay_shape
+from diloco_eks._request import _environment
 from diloco_eks._request._manifest import job_manifest
 from diloco_eks._state import _events, _verdict
 from diloco_eks._verbs import _logs
@@ -70,7 +70,6 @@ def test_the_example(bench, report, tmp_path):
         ),
         f"A larger result (up to {OutcomeMessage.max_result_bytes >> 20} MiB of JSON)",
         f"a runtime's pieces have less than {_logs._LEAST_PIECE >> 10} KiB",
-        f"of at most {_overlay_shape._MOST_LEVELS} levels",
         f"a list of more than {_cluster._OBJECTS:,} objects or {_cluster._PAGES} pages",
         f"has more than {MAX_REPLICAS:,} completions",
         f"a line of a log is cut at {LINE_BYTES >> 20} MiB",

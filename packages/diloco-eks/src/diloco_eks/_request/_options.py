@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from diloco_protocol import Backoff, InvalidRequestError, RunJournal
 from diloco_protocol.backend import (
@@ -17,6 +18,7 @@ from diloco_protocol.backend import (
     check_command,
     check_flag,
     check_journal,
+    check_json,
     check_names,
     check_path,
     check_restarts,
@@ -38,9 +40,10 @@ from diloco_protocol.backend import (
 
 from ._gpus import Table, check_table
 from ._names import check_dns_label, check_key, check_label_value, check_labels, check_object_name
-from ._overlay_shape import check_overlay
+from ._overlay import check_overlay
 from ._pod_options import check_code, check_mounts, check_pull_secrets
 from ._quantities import check_bytes, check_cpu
+from ._shape import misfit
 
 _DAY = 86_400
 _OWN = "one of the executor's own"
@@ -49,7 +52,6 @@ _APIS = {
     "core_api": ("CoreV1Api", "list_namespaced_pod"),
 }
 """What is handed in, and one of the calls that it must have."""
-_TOLERATION_FIELDS = frozenset({"key", "operator", "value", "effect", "tolerationSeconds"})
 
 
 def _check_api(name: str, value: object) -> Any:
@@ -97,24 +99,12 @@ def _check_annotations(name: str, values: object) -> dict[str, str]:
     return annotations
 
 
-def _check_tolerations(name: str, values: object) -> tuple[dict[str, Any], ...]:
-    if not isinstance(values, Iterable) or isinstance(values, (str, bytes, Mapping)):
-        raise InvalidRequestError(f"{name} must be a list of mappings, not {shown(values)}")
-    tolerations = list(values)
-    for value in tolerations:
-        if not isinstance(value, Mapping) or not value or value.keys() - _TOLERATION_FIELDS:
-            raise InvalidRequestError(
-                f"a toleration is a mapping with some of {', '.join(sorted(_TOLERATION_FIELDS))}, "
-                f"not {shown(value)}"
-            )
-    return tuple(_toleration(name, value) for value in tolerations)
-
-
-def _toleration(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    texts = {key: text for key, text in value.items() if key != "tolerationSeconds"}
-    seconds = value.get("tolerationSeconds")
-    check_whole(f"{name}: tolerationSeconds", seconds, -(2**63), 2**63 - 1, none=True)
-    return {**value, **check_texts(name, texts)}
+def _check_tolerations(name: str, value: object) -> tuple[dict[str, Any], ...]:
+    fields = dict.fromkeys(("key", "operator", "value", "effect"), str)
+    if wrong := misfit(value, [{**fields, "tolerationSeconds": int}], name):
+        raise InvalidRequestError(wrong)
+    check_json(value, name)
+    return tuple(copy.deepcopy(cast("list[dict[str, Any]]", value)))
 
 
 def _check_namespaces(name: str, value: object) -> tuple[str, ...]:
@@ -255,9 +245,7 @@ class EKSOptions(Options):
     pending_timeout: float | None = option(3600, check=or_none(check_seconds))
     grace: float = option(10.0, check=seconds(_DAY))
     queue: str | None = option(None, check=check_label_value)
-    gpu_types: Table | None = option(
-        None, check=lambda _, table: check_table(table), type="name to label to values"
-    )
+    gpu_types: Table | None = option(None, check=check_table, type="name to label to values")
     ephemeral_storage: str | None = option(None, check=check_bytes, type="quantity")
     shm_size: str | None = option(None, check=check_bytes, type="quantity")
     efa: int = option(0, check=whole(0, 64))
