@@ -183,7 +183,6 @@ def test_workloads_that_may_not_be_touched(bench):
 
 VERBS = {
     "launch": lambda executor: executor.launch_replicas(1, "a:b", run_id="run-1"),
-    "plan": lambda executor: executor.plan(1, "a:b", dry_run="server"),
 }
 
 

@@ -184,7 +184,6 @@ def test_the_attempt_that_is_asked_for(bench):
     run.pod(0).log("life 3\n")
     logs = run.executor.stream_logs
     assert logs(run.handles[0]) == "life 3"
-    assert logs(run.handles[0], previous=True) == "life 2"
     assert [logs(run.handles[0], attempt=number) for number in (1, 2, 3)] == [
         "life 1",
         "life 2",
@@ -196,16 +195,8 @@ def test_the_attempt_that_is_asked_for(bench):
         match="no log of attempt 7; the cluster has those of attempts: 1, 2, 3",
     ):
         logs(run.handles[0], attempt=7)
-    with pytest.raises(InvalidRequestError, match="not both"):
-        logs(run.handles[0], attempt=1, previous=True)
     with pytest.raises(InvalidRequestError, match="attempt must be"):
         logs(run.handles[0], attempt=0)
-
-
-def test_there_is_no_previous_attempt_at_first(bench):
-    run = bench.launch(1)
-    with pytest.raises(ReplicaNotFoundError, match="no log of an earlier attempt"):
-        run.executor.stream_logs(run.handles[0], previous=True)
 
 
 def test_logs_stay_until_the_purge_or_are_said_to_be_gone(bench, report):
@@ -253,7 +244,7 @@ def test_the_log_is_that_of_the_newest_attempt_or_an_error(bench):
     run.pod(0).start()
     run.pod(0).log("new life\n")
     assert run.executor.stream_logs(run.handles[0]) == "new life"
-    assert run.executor.stream_logs(run.handles[0], previous=True) == "old life"
+    assert run.executor.stream_logs(run.handles[0], attempt=1) == "old life"
     bench.stand_in.access.deny("get", "pods/log")
     with pytest.raises(ForbiddenError):
         run.executor.stream_logs(run.handles[0])

@@ -70,8 +70,7 @@ def test_a_handle_holds_no_password(bench):
     assert executor.attach(handle.run_id)[0].metadata["server"] == plain.rstrip("/")
 
 
-@pytest.mark.parametrize("dry_run", [None, "server"])
-def test_wherever_it_stands(bench, dry_run):
+def test_wherever_it_stands(bench):
     secret = "k-1-of-many"
     overlay = {
         "metadata": {"annotations": {"auth-token": secret}},
@@ -92,7 +91,7 @@ def test_wherever_it_stands(bench, dry_run):
         command=["wrap", f"--api-key={secret}", "python", "-m", "diloco_protocol.runner"],
         pod_overlay=overlay,
     )
-    plan = executor.plan(1, "trainer:train", dry_run=dry_run)
+    plan = executor.plan(1, "trainer:train")
     assert secret not in json.dumps(plan.requests)
     assert secret not in repr(plan)
 

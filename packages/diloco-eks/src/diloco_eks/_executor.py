@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any
 
 from diloco_protocol import (
     BackendError,
@@ -16,7 +16,6 @@ from diloco_protocol import (
     Finding,
     InvalidRequestError,
     OutcomeMessage,
-    Plan,
     ReplicaHandle,
     ReplicaNotFoundError,
     ReplicaStatus,
@@ -34,7 +33,7 @@ from ._request._options import EKSOptions
 from ._state._facts import JobFacts
 from ._state._handles import check_handle, handles_of
 from ._verbs._check import check_cluster, check_queue, check_service_account
-from ._verbs._launch import create, log_warnings, try_job, withdraw
+from ._verbs._launch import create, withdraw
 from ._verbs._log_verbs import LogVerbs
 from ._verbs._runs import Runs, find_job
 
@@ -118,41 +117,6 @@ class EKSExecutor(LogVerbs):
         self._client.close()
 
     # --- launching ---
-
-    def plan(
-        self,
-        n_replicas: int,
-        entrypoint: str | Callable[..., Any],
-        entrypoint_args: Mapping[str, Any] | None = None,
-        *,
-        dry_run: Literal["server"] | None = None,
-        **options: Any,
-    ) -> Plan:
-        """Return the Job that :meth:`launch_replicas` would create.
-
-        Values with the names of secrets are left out.
-
-        Args:
-            n_replicas: As for :meth:`launch_replicas`.
-            entrypoint: As for :meth:`launch_replicas`.
-            entrypoint_args: As for :meth:`launch_replicas`.
-            dry_run: ``"server"`` makes the cluster check the Job too, with its admission hooks but
-                without quotas; nothing is created.
-            **options: As for :meth:`launch_replicas`.
-
-        Raises:
-            BackendError: The launch would be refused.
-        """
-        if dry_run is not None and dry_run != "server":
-            raise InvalidRequestError(f"dry_run must be 'server' or None, not {dry_run!r}")
-        if dry_run is not None:
-            request = self._request(n_replicas, entrypoint, entrypoint_args, **options)
-            options = {**options, "run_id": request.run_id}
-            manifest = job_manifest(request, self._options)
-            self._check_names()
-            warned = self._patiently(lambda: try_job(self._cluster, manifest))
-            log_warnings(manifest, warned)
-        return super().plan(n_replicas, entrypoint, entrypoint_args, **options)
 
     def _findings(self, request: RunRequest) -> list[Finding]:
         manifest = job_manifest(request, self._options)

@@ -152,19 +152,7 @@ def to_error(answer: Answer, what: str) -> BackendError:
             return MissingRightError(
                 f"{text}. The README of diloco-eks has the Role that is needed"
             )
-        if "because it is being terminated" in answer.message:
-            return ForbiddenError(
-                f"{text}. The namespace is being deleted: wait until it is gone and create it "
-                "anew, or give another namespace="
-            )
-        if RESTRICTED in text:  # check() knows what helps
-            return ForbiddenError(text)
-        if not answer.reason:
-            return ForbiddenError(f"{text}{_not_its_own(status)}")
-        return ForbiddenError(
-            f"{text}. No right is missing: a policy of the cluster refuses this. Change what it "
-            "names, by an argument or by pod_overlay=, or ask the administrators of the cluster"
-        )
+        return ForbiddenError(text if answer.reason else f"{text}{_not_its_own(status)}")
     if status in {404, 409, 410}:
         # An answer about an object counts as the cluster's own only if it has a reason: a proxy
         # sends status codes of its own.

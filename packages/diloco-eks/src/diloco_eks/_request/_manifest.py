@@ -22,7 +22,7 @@ from ._gpus import PlacedGpus, node_affinity, place_gpus
 from ._overlay import apply_overlay
 from ._pod import shape_pod
 from ._pod_options import CODE_PATH
-from ._quantities import check_bytes, check_cpu, parse_quantity
+from ._quantities import check_bytes, check_cpu
 
 if TYPE_CHECKING:
     from diloco_protocol import ReplicaSpec, RunRequest
@@ -245,11 +245,6 @@ def _resources(
         del limits["cpu"]
     elif options.cpu_limit != "request":
         limits["cpu"] = options.cpu_limit
-        if (parse_quantity(limits["cpu"]) or 0) < (parse_quantity(amounts["cpu"]) or 0):
-            raise InvalidRequestError(
-                f"cpu_limit={options.cpu_limit!r} is less than the {amounts['cpu']} that a replica "
-                "requests: give more, or None for no limit"
-            )
     return {"requests": amounts, "limits": limits}
 
 

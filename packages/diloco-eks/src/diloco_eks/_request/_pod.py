@@ -49,7 +49,6 @@ def shape_pod(pod: Json, options: EKSOptions, labels: Mapping[str, str], gpus: i
 
 
 def _mount(pod: Json, options: EKSOptions, gpus: int) -> None:
-    _check_free(options)
     mounts = dict(options.mounts or {})
     # The processes of several GPUs talk through shared memory (NCCL), and have 64 MiB otherwise.
     if options.shm_size is not None or (gpus > 1 and _SHM not in mounts):
@@ -64,25 +63,6 @@ def _mount(pod: Json, options: EKSOptions, gpus: int) -> None:
         _add_volume(pod, f"mount-{number}", volume, path, read_only=bool(match["ro"]))
     if options.restricted:
         _add_volume(pod, "tmp", {"emptyDir": {}}, _TMP)
-
-
-def _check_free(options: EKSOptions) -> None:
-    """Refuse a mount at a path where an option mounts a volume.
-
-    The cluster refuses two volumes at one path, but its message does not say where the other one
-    comes from.
-    """
-    options_by_path = {
-        _SHM: ("shm_size", options.shm_size),
-        CODE_PATH: ("code", options.code),
-        _TMP: ("restricted", options.restricted or None),
-    }
-    for path, (name, value) in options_by_path.items():
-        if value is not None and path in (options.mounts or {}):
-            raise InvalidRequestError(
-                f"mounts has the path {path!r}, where {name}={value!r} mounts a volume of its own: "
-                f"give another path, or leave {name}= out"
-            )
 
 
 def _add_volume(pod: Json, name: str, source: Json, path: str, *, read_only: bool = False) -> None:

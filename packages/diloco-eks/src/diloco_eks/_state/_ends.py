@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 
 from diloco_protocol import Reason, ReplicaState, ReplicaStatus
-from diloco_protocol.backend import redact_and_cut
 
 from ._cause import deleted_by_others, ended_by_itself
 from ._deletion import how_deleted, why_gone
@@ -15,9 +13,7 @@ from ._facts import JobFacts, PodFacts
 from ._indexes import compress_ranks
 from ._native import native, native_end
 from ._observation import Observation, evidence
-from ._verdict import Verdict, hides_failure, interrupted, judge, read_message
-
-_SHOWN = 500
+from ._verdict import Verdict, hides_failure, interrupted, judge
 
 
 class Ends:
@@ -151,7 +147,7 @@ class Ends:
             state,
             attempt=1 if pod is None else pod.attempt,
             reason=reason,
-            message=message + uncounted_success(last, job),
+            message=message,
             finished_at=None if end is None else end.time,
             native=native(job, pod),
         )
@@ -217,21 +213,3 @@ def uncounted_failure(pod: PodFacts | None, job: JobFacts) -> Verdict | None:
         "before its own was counted"
     )
     return replace(base, reason=Reason.TIMEOUT, message=message)
-
-
-def uncounted_success(pod: PodFacts | None, job: JobFacts) -> str:
-    """Return text for the message of a replica that succeeded too late to be counted.
-
-    It is empty for all others.
-    """
-    if pod is None or pod.terminated is None or not ended_by_itself(pod, job.decided_at):
-        return ""
-    report = read_message(pod)
-    if pod.terminated.get("exitCode") != 0 or report is None or report.outcome.exit_code != 0:
-        return ""
-    text = (
-        "; its own program had ended with exit code 0 before, which the cluster had not counted yet"
-    )
-    if report.result_lines:
-        return f"{text}, and its result went with its log"
-    return f"{text}, and returned {redact_and_cut(json.dumps(report.outcome.result), _SHOWN)}"

@@ -170,38 +170,34 @@ def _quotas(cluster: Cluster, manifest: dict[str, Any], patiently: Patiently) ->
     except BackendError as error:
         yield Finding("quota", None, str(error))
         return
-    needed, certain = needs(manifest), True
+    needed = needs(manifest)
+    # Whether a quota with scopes counts the run's pods is not known.
+    scoped = [
+        quota
+        for quota in quotas
+        if any(mapping(quota.get("spec")).get(key) for key in ("scopes", "scopeSelector"))
+    ]
     for quota in quotas:
-        name, status = quota["metadata"].get("name"), mapping(quota.get("status"))
-        spec = mapping(quota.get("spec"))
-        scoped = bool(spec.get("scopes") or spec.get("scopeSelector"))
-        hard = mapping(status.get("hard")) or mapping(spec.get("hard"))
-        used = mapping(status.get("used"))
-        for resource in sorted(hard.keys() & needed.keys()):
+        status = mapping(quota.get("status"))
+        hard, used = mapping(status.get("hard")), mapping(status.get("used"))
+        for resource in sorted(hard.keys() & needed.keys() if quota not in scoped else ()):
             limit, taken = (
                 parse_quantity(str(hard[resource])),
                 parse_quantity(str(used.get(resource, "0"))),
             )
             if limit is not None and taken is not None and taken + needed[resource] > limit:
-                need, left = _shown(needed[resource]), _shown(limit - taken)
                 text = (
-                    f"the run needs {need} of {resource}, and the quota {name} has {left} of "
-                    f"{_shown(limit)} left"
+                    f"the run needs {_shown(needed[resource])} of {resource}, and the quota "
+                    f"{quota['metadata'].get('name')} has {_shown(limit - taken)} of "
+                    f"{_shown(limit)} left: the rest of the pods would wait. Raise the quota, or "
+                    "launch fewer replicas"
                 )
-                if scoped:
-                    text += (
-                        ". It counts only pods in its scopes, and whether these are is not known"
-                    )
-                    yield Finding("quota", None, text)
-                    certain = False
-                    break
-                message = (
-                    f"{text}: the rest of the pods would wait. Raise the quota, or launch "
-                    "fewer replicas"
-                )
-                yield Finding("quota", False, message)
+                yield Finding("quota", False, text)
                 return
-    if certain:
+    if scoped:
+        text = f"{len(scoped)} quotas of {space} have scopes, and whether they count is not known"
+        yield Finding("quota", None, text)
+    else:
         yield Finding("quota", True, f"{len(quotas)} quotas of {space} leave room for the run")
 
 

@@ -72,31 +72,9 @@ def create_job(cluster: Cluster, manifest: dict[str, Any]) -> dict[str, Any]:
     """Create a Job, and log the cluster's warnings."""
     warned: list[str] = []
     job = cluster.create_job(manifest, warned=warned)
-    log_warnings(manifest, warned)
-    return job
-
-
-def log_warnings(manifest: dict[str, Any], warned: list[str]) -> None:
-    """Log the cluster's warnings about a Job."""
     for text in dict.fromkeys(warned):
         warn(f"the cluster warns of the Job {manifest['metadata']['name']}: {text}")
-
-
-def try_job(cluster: Cluster, manifest: dict[str, Any]) -> list[str]:
-    """Have the cluster check a Job, create nothing, and return the cluster's warnings.
-
-    Raises:
-        RunConflictError: There is a Job of that name, and it belongs to another launch; this launch
-            would find its own again.
-        BackendError: The Job would be refused.
-    """
-    warned: list[str] = []
-    try:
-        cluster.create_job(manifest, dry_run=True, warned=warned)
-    except ConflictError as conflict:
-        with met_by(conflict):
-            known(cluster, manifest)
-    return warned
+    return job
 
 
 @contextlib.contextmanager
@@ -128,12 +106,9 @@ def known(cluster: Cluster, manifest: dict[str, Any]) -> JobFacts:
             f"the Job {space}/{name} is still being deleted: wait, or choose another run_id"
         )
     if facts.fingerprint != manifest["metadata"]["annotations"][names.FINGERPRINT]:
-        whose = "of another launch" if facts.run_id else "that was not launched by diloco"
-        if facts.run_id and not facts.fingerprint:
-            whose = "whose fingerprint was removed"
         raise RunConflictError(
-            f"there is a Job {space}/{name} already, {whose}: choose another run_id; "
-            f"attach({name!r}) finds a run again"
+            f"there is a Job {space}/{name} already, and it is not that of this launch: choose "
+            f"another run_id; attach({name!r}) finds a run again"
         )
     if not _is_same(facts, manifest):
         raise RunConflictError(
