@@ -89,7 +89,7 @@ def test_a_strangers_job_is_left_alone(bench):
         "spec": {"template": template},
     }
     api.create_namespaced_job(namespace="default", body=body)
-    with pytest.raises(RunConflictError, match="was not launched by diloco"):
+    with pytest.raises(RunConflictError, match="is of another launch or program"):
         bench.launch(2)
     assert bench.world.job("run-1")["spec"]["completions"] == 1
     api.api_client.rest_client.pool_manager.clear()

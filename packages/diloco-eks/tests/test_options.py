@@ -60,12 +60,6 @@ from diloco_protocol.backend import options_of, options_table
         ({"pod_overlay": {"spec": {1, 2}}}, "pod_overlay.spec is a builtins.set"),
         ({"image": 10**5000}, "image must be the name of a container image, not a number of that"),
         ({"command": "echo it's"}, "write ['echo', \"it's\"]"),
-        ({"gpu_types": {"X": {5: ["a"]}}}, "a key of gpu_types.X must be text, not a whole number"),
-        ({"gpu_types": {"X": {"a": ["b c"]}}}, "gpu_types['X']['a'] must be at most 63 letters"),
-        (
-            {"gpu_types": {"X": {"a": ["b"]}, "x": {"a": ["c"]}}},
-            "gpu_types must map 'x' to node labels with lists of values, once",
-        ),
         ({"tolerations": [{"key": float("nan")}]}, "tolerations[0].key must be text, not a number"),
         ({"tolerations": [{"key": "\ud800"}]}, "half of a surrogate pair"),
         ({"tolerations": [{"tolerationSeconds": "5"}]}, "tolerationSeconds must be a whole number"),
@@ -78,6 +72,7 @@ def test_values_that_are_refused(options_for, values, what):
 
 _ALLOWED = [
     ("cpu_request", 5.5),
+    ("cpu_limit", 5.5),
     ("grace", 5.5),
     ("pending_timeout", 5.5),
     ("request_timeout", 5.5),

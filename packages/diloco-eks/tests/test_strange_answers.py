@@ -18,6 +18,7 @@ from diloco_eks._verbs._launch import create_job
 from diloco_eks._verbs._logs import LogSource
 from diloco_eks._verbs._results import read_result
 from diloco_protocol import (
+    AuthError,
     BackendError,
     Backoff,
     ForbiddenError,
@@ -183,14 +184,12 @@ def test_pages_that_go_round_have_an_end(server, executor):
 
 
 def test_what_others_say_is_one_line_of_the_log(server, executor, caplog):
-    from diloco_eks._verbs._warnings import Warnings
-    from diloco_protocol import ReplicaStatus
-
-    server.status = 403
+    server.status = 401
     server.body = (
-        b'{"kind": "Status", "reason": "Forbidden", "message": "no\\nCRITICAL \\u001b[2J"}'
+        b'{"kind": "Status", "reason": "Unauthorized", "message": "no\\nCRITICAL \\u001b[2J"}'
     )
-    Warnings(executor._cluster, time.time).explain(ReplicaStatus("pending"), "default", "u")
+    with pytest.raises(AuthError):
+        executor.list_runs()
     (told,) = [each.getMessage() for each in caplog.records if each.name == "diloco_eks"]
     assert r"no\nCRITICAL \x1b[2J" in told
     assert told.isprintable()

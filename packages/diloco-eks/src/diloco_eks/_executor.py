@@ -74,16 +74,13 @@ class EKSExecutor(LogVerbs):
     @takes(EKSOptions)
     def __init__(self, *arguments: Any, **options: Any) -> None:
         chosen = EKSOptions(*arguments, **options)
-        if chosen.core_api is not None and chosen.batch_api is None:
-            raise InvalidRequestError(
-                "core_api= is used together with batch_api=: give both, of the same cluster, or "
-                "neither"
-            )
-        for name in ("context", "kubeconfig"):
-            if chosen.batch_api is not None and getattr(chosen, name) is not None:
+        clashing = ("core_api",) if chosen.batch_api is None else ("context", "kubeconfig")
+        for name in clashing:
+            if getattr(chosen, name) is not None:
                 raise InvalidRequestError(
-                    f"{name}= has no effect beside batch_api=, which knows its cluster: leave one "
-                    "of them out"
+                    f"{name}= is given {'without' if name == 'core_api' else 'beside'} batch_api=, "
+                    "which names the cluster: core_api= is used together with it, context= and "
+                    "kubeconfig= in its place"
                 )
         backoff = Backoff(first=1.0, factor=1.5, cap=15.0)
         super().__init__(**chosen.of_base(backoff), max_restarts=chosen.backoff_limit)

@@ -60,7 +60,7 @@ def own_answer(
         return read
     description = f"kind {shown(read.get('kind'))}, name {shown(about)}"
     if is_own:
-        description = f"namespace {shown(sorted(places, key=str))}"
+        description = f"the namespace {shown(sorted(places, key=str))}"
     raise UnavailableError(
         f"cannot {what}: the answer is about {description}, so it is not the cluster's own: {_LOOK}"
     )

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -28,7 +29,7 @@ from diloco_protocol.backend import in_time, read_bounded, redact_and_cut
 
 from ..__about__ import __version__
 from .._request._options import EKSOptions
-from ._errors import SilentError, UnreachedError, read_answer, read_warnings, to_error, warn
+from ._errors import SilentError, UnreachedError, read_warnings, to_error, warn
 from ._kubeconfig import ACCOUNT, in_cluster, read_kubeconfig, set_proxy
 
 # Room for a page of pods, each of which may be as large as a Job (about 1 MB).
@@ -50,6 +51,25 @@ class _Limit(threading.local):
     def left(self) -> float:
         """Return the seconds until the deadline, never less than ``least``."""
         return math.inf if self.deadline is None else max(self.least, self.deadline - self.clock())
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request to the cluster.
+
+    Attributes:
+        what: What it does, in words, such as ``"read Job default/run-1"``.
+        method: GET, POST, PATCH (which merges) or DELETE.
+        path: The path of the object or list.
+        query: Parameters of the call.
+        body: JSON to send.
+    """
+
+    what: str
+    method: str
+    path: str
+    query: Mapping[str, Any] = field(default_factory=dict)
+    body: object = None
 
 
 class Client:
@@ -84,30 +104,18 @@ class Client:
         parts = urlsplit(str(self._api_client().configuration.host))
         return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
 
-    def call(
-        self,
-        what: str,
-        method: str,
-        path: str,
-        query: Mapping[str, Any],
-        body: object = None,
-        *,
-        warned: list[str] | None = None,
-    ) -> Any:
-        """Make one call and return its JSON.
+    def call(self, request: Request, warned: list[str] | None = None) -> Any:
+        """Send a request and return the JSON of the answer.
 
         Args:
-            what: What the call does, in words, such as ``"read Job default/run-1"``.
-            method: GET, POST, PATCH (which merges) or DELETE.
-            path: The path of the object or list.
-            query: Parameters of the call.
-            body: JSON to send.
+            request: The request.
             warned: The cluster's warnings are appended to it.
 
         Raises:
             BackendError: The call failed.
         """
-        with self.open(what, method, path, query, body) as answer, _faults(what):
+        what = request.what
+        with self.open(request) as answer, _faults(what):
             text = read_bounded(answer, _ANSWER_BYTES, "the answer")
         if warned is not None:
             warned += read_warnings(answer.headers)
@@ -119,30 +127,20 @@ class Client:
                 f"cannot {what}: the answer is not JSON ({error}): {shown}"
             ) from error
 
-    def open(
-        self,
-        what: str,
-        method: str,
-        path: str,
-        query: Mapping[str, Any],
-        body: object = None,
-        *,
-        endless: bool = False,
-    ) -> Any:
-        """Make one call, as :meth:`call`, and return its answer, whose body has not been read.
+    def open(self, request: Request, *, endless: bool = False) -> Any:
+        """Send a request and return the answer, whose body has not been read.
 
         With ``endless``, the body of the answer may take any time, but its headers may not.
         """
-        request = what, method, path, query, body
         self._limit.endless = endless
         try:
             used = self._api_client()
             try:
-                answer = self._send(used, *request)
+                answer = self._send(used, request)
             except AuthError:
                 if self._given[0] is not None:
                     raise
-                answer = self._send(self._api_client(refused=used), *request)
+                answer = self._send(self._api_client(refused=used), request)
         except AuthError as error:
             if error.retryable and not self._refused:
                 self._refused = True
@@ -183,23 +181,16 @@ class Client:
             made, self._made = self._made, None
         _close(made)
 
-    def _send(
-        self,
-        api_client: Any,
-        what: str,
-        method: str,
-        path: str,
-        query: Mapping[str, Any],
-        body: object,
-    ) -> Any:
+    def _send(self, api_client: Any, request: Request) -> Any:
         from urllib3 import Timeout
 
         core = self._given[1]
-        if core is not None and path.startswith("/api/"):
+        if core is not None and request.path.startswith("/api/"):
             api_client = core.api_client
         configuration = api_client.configuration
-        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
-        headers = {"Accept": "application/json, */*", "Content-Type": kind}
+        what, query = request.what, urlencode(request.query)
+        kind = "merge-patch+json" if request.method == "PATCH" else "json"
+        headers = {"Accept": "application/json, */*", "Content-Type": f"application/{kind}"}
         headers |= api_client.default_headers
         for setting in configuration.auth_settings().values():
             headers[setting["key"]] = setting["value"] or ""
@@ -211,10 +202,10 @@ class Client:
         seconds = self.pause()
         with _faults(what):
             answer = api_client.rest_client.pool_manager.request(
-                method,
-                f"{configuration.host}{path}" + (f"?{urlencode(query)}" if query else ""),
+                request.method,
+                f"{configuration.host}{request.path}" + (f"?{query}" if query else ""),
                 headers=headers,
-                body=None if body is None else json.dumps(body),
+                body=None if request.body is None else json.dumps(request.body),
                 timeout=Timeout(connect=seconds, read=seconds),
                 retries=False,  # the client would sleep without our control
                 redirect=False,
@@ -225,7 +216,7 @@ class Client:
                 return answer
             with contextlib.closing(answer):
                 text = answer.read(_REFUSAL_BYTES)
-        raise to_error(read_answer(answer.status, text, answer.headers), what)
+        raise to_error(what, answer.status, text, answer.headers)
 
     def _api_client(self, refused: Any = None) -> Any:
         """Return the ApiClient to use.

@@ -13,7 +13,7 @@ from .._request._names import CONTAINER, CONTROLLER_UID, INDEX
 from .._state._facts import PodFacts
 from .._state._reading import mapping, mappings, read_pod, run_of
 from ._answers import missing_only, own_answer
-from ._client import Client
+from ._client import Client, Request
 from ._errors import MissingError
 
 T = TypeVar("T")
@@ -152,7 +152,7 @@ class Cluster:
         query |= ({"follow": "true"} if follow else {}) | ({"tailLines": tail} if tail else {})
         path, what = f"{self._path('Pod', space, pod)}/log", f"read the log of pod {space}/{pod}"
         with missing_only("Pod", pod):
-            return self.client.open(what, "GET", path, query, endless=endless)
+            return self.client.open(Request(what, "GET", path, query), endless=endless)
 
     def read_service_account(self, space: str, name: str) -> Json:
         """Return a service account."""
@@ -176,7 +176,8 @@ class Cluster:
         """Return the version of Kueue's API to use; None if Kueue is not installed."""
         if self._kueue is None:  # a version that was found once stays
             what = "list the cluster's APIs"
-            answer = own_answer(self.client.call(what, "GET", "/apis", {}), what, "APIGroupList")
+            answer = self.client.call(Request(what, "GET", "/apis"))
+            answer = own_answer(answer, what, "APIGroupList")
             served = {
                 version.get("version")
                 for group in mappings(answer.get("groups"))
@@ -214,7 +215,8 @@ class Cluster:
             },
         }
         what, path = "ask what is allowed", f"/apis/{api}/selfsubjectaccessreviews"
-        answer = own_answer(self.client.call(what, "POST", path, {}, body), what, kind)
+        answer = self.client.call(Request(what, "POST", path, body=body))
+        answer = own_answer(answer, what, kind)
         return mapping(answer.get("status")).get("allowed") is True
 
     def _path(self, kind: str, space: str, name: str = "") -> str:
@@ -256,7 +258,8 @@ class Cluster:
         path = self._path(kind, space, "" if created else name)
         # Where an object is created, nothing but its namespace can be missing.
         with missing_only("Namespace", space) if created else missing_only(kind, name):
-            answer = self.client.call(what, _METHODS[verb], path, query or {}, body, warned=warned)
+            request = Request(what, _METHODS[verb], path, query or {}, body)
+            answer = self.client.call(request, warned)
         kind += "List" if listed else ""
         return own_answer(answer, what, kind, name, space, removed=verb == "delete")
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, cast
+from typing import Any
 
 from diloco_protocol import InvalidRequestError
-from diloco_protocol.backend import ANY, parse_gpu, shown
-
-from ._names import check_key, check_label_value
-from ._shape import misfit
+from diloco_protocol.backend import ANY, parse_gpu
 
 KARPENTER = "karpenter.k8s.aws/instance-gpu-name"
 AUTO_MODE = "eks.amazonaws.com/instance-gpu-name"
@@ -26,7 +23,6 @@ RESERVATION_TYPE = "karpenter.k8s.aws/capacity-reservation-type"
 BLOCK = "block"
 
 _MOST_GPUS = 16  # of one node, if the model is not known
-Table = Mapping[str, Mapping[str, Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,60 +108,30 @@ class PlacedGpus:
     resource: str | None = None
 
 
-def check_table(what: str, table: object) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Check a caller's own table of GPUs: name → node label → values of which one must match.
-
-    Raises:
-        InvalidRequestError: The value is not such a table.
-    """
-    if wrong := misfit(table, {str: {str: [str]}}, what):
-        raise InvalidRequestError(f"{wrong}: names of GPUs are mapped to node labels and values")
-    checked: dict[str, dict[str, tuple[str, ...]]] = {}
-    for name, places in dict(cast("Table", table)).items():
-        if name.upper() in checked or not places or not all(places.values()):
-            raise InvalidRequestError(
-                f"{what} must map {shown(name)} to node labels with lists of values, once (upper "
-                "and lower case are the same)"
-            )
-        for label, values in places.items():
-            check_key(f"{what}[{name!r}]", label)
-            for value in filter(None, values):  # a label may be empty
-                check_label_value(f"{what}[{name!r}][{label!r}]", value)
-        checked[name.upper()] = {label: tuple(values) for label, values in places.items()}
-    return checked
-
-
-def place_gpus(text: str, table: Table | None = None) -> PlacedGpus:
+def place_gpus(text: str) -> PlacedGpus:
     """Return the GPUs that ``gpu=`` asks for, and the nodes that have them.
 
-    :func:`diloco_protocol.backend.parse_gpu` describes the text.
-
-    Args:
-        text: The request; names may be in upper or lower case.
-        table: The caller's own table, by upper-case name; it takes precedence over the built-in
-            one.
+    :func:`diloco_protocol.backend.parse_gpu` describes the text; names may be in upper or lower
+    case.
 
     Raises:
         InvalidRequestError: The text has another form, the name is unknown (the error lists the
             known ones), or no node has so many GPUs.
     """
-    table = table or {}
     wanted = parse_gpu(text)
     name, count = wanted.name.upper(), wanted.count
     most = _MOST_GPUS
     places: Mapping[str, tuple[str, ...]] = {}
     resource = None
-    if name in table:
-        places = {label: tuple(values) for label, values in table[name].items()}
-    elif name in MODELS:
+    if name in MODELS:
         model = MODELS[name]
         most = max(model.types.values())
         places, resource = _places(name, model, count), model.resource
     elif wanted.name != ANY:
-        known = ", ".join([*sorted({*MODELS, *table}), ANY])
+        known = ", ".join([*sorted(MODELS), ANY])
         raise InvalidRequestError(
-            f"gpu={text!r}: there is no GPU {wanted.name!r}; known are {known}; gpu_types= adds "
-            "others"
+            f"gpu={text!r}: there is no GPU {wanted.name!r}; known are {known}. For another, "
+            "give the number alone and the label of its nodes in node_selector="
         )
     if count > most:
         raise InvalidRequestError(

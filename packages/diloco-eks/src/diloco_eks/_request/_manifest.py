@@ -163,7 +163,7 @@ def _labels(request: RunRequest, options: EKSOptions) -> dict[str, str]:
 def _template(
     request: RunRequest, options: EKSOptions, labels: Mapping[str, str], shown: bool
 ) -> dict[str, Any]:
-    gpu = place_gpus(request.gpu, options.gpu_types) if request.gpu is not None else None
+    gpu = place_gpus(request.gpu) if request.gpu is not None else None
     if gpu is not None and options.runtime_class_name is not None:
         warnings.warn(
             f"runtime_class_name={options.runtime_class_name!r} together with GPUs: gVisor and "

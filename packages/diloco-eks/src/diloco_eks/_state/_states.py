@@ -9,12 +9,11 @@ from collections.abc import Iterable, Mapping
 
 from diloco_protocol import Reason, ReplicaState, ReplicaStatus
 
-from ._deletion import clock, why_deleting, why_gone
+from ._cause import clock, why_deleting, why_gone
 from ._ends import Ends
 from ._facts import JobFacts, PodFacts, pods_by_index
-from ._native import native
 from ._observation import Observation, began, evidence, in_order, keep_told_to_end
-from ._verdict import judge, taken_away
+from ._verdict import judge, native, taken_away
 
 PENDING, RUNNING = ReplicaState.PENDING, ReplicaState.RUNNING
 

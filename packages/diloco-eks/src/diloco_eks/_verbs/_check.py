@@ -72,12 +72,11 @@ def check_cluster(
     if queue is not None:
         check = partial(check_queue, cluster, space, queue)
         findings += _exists("queue", f"the queue {queue}", check, patiently)
-    helps = ". Give restricted=True, with which pods comply with that standard"
-    if restricted:
-        helps = (
-            ". restricted=True was given, and pod_overlay= breaks that standard: change what it "
-            "sets"
-        )
+    helps = (
+        ". pod_overlay= breaks that standard, although restricted=True was given"
+        if restricted
+        else ". Give restricted=True, with which pods comply with that standard"
+    )
     findings += _manifest(cluster, manifest, patiently, helps)
     return [*findings, *_quotas(cluster, manifest, patiently)]
 
@@ -209,7 +208,7 @@ def needs(manifest: Mapping[str, Any]) -> dict[str, Fraction]:
         resources = container.get("resources") or {}
         for kind in ("requests", "limits"):
             for resource, amount in (resources.get(kind) or {}).items():
-                value = (parse_quantity(amount) or Fraction(0)) * count
+                value = (parse_quantity(str(amount)) or Fraction(0)) * count
                 names = [f"{kind}.{resource}"]
                 if kind == "requests" and resource in {"cpu", "memory", "ephemeral-storage"}:
                     names.append(resource)
@@ -238,16 +237,11 @@ def check_queue(cluster: Cluster, space: str, queue: str) -> bool:
             f"queue={queue!r}: the cluster has no Kueue, so nothing would hold the run back. "
             "Install Kueue, or leave queue= out"
         )
-    try:
-        cluster.read_local_queue(space, queue)
-    except MissingError as error:
-        raise InvalidRequestError(
-            f"queue={queue!r}: there is no such LocalQueue in the namespace {space!r}, so the run "
-            f"would wait for ever ({error}). Create it, or give another queue="
-        ) from error
-    except ForbiddenError:
-        return False
-    return True
+    missing = (
+        f"queue={queue!r}: there is no such LocalQueue in the namespace {space!r}, so the run "
+        "would wait for ever: create it, or give another queue="
+    )
+    return _is_there(lambda: cluster.read_local_queue(space, queue), missing)
 
 
 def check_service_account(cluster: Cluster, space: str, name: str) -> bool:
@@ -258,13 +252,19 @@ def check_service_account(cluster: Cluster, space: str, name: str) -> bool:
     Raises:
         InvalidRequestError: There is no such service account.
     """
+    missing = (
+        f"there is no service account {name!r} in the namespace {space!r}: create it, or give "
+        "another service_account_name"
+    )
+    return _is_there(lambda: cluster.read_service_account(space, name), missing)
+
+
+def _is_there(read: Callable[[], object], missing: str) -> bool:
+    """Return whether an object could be read; refuse one that is missing."""
     try:
-        cluster.read_service_account(space, name)
+        read()
     except MissingError as error:
-        raise InvalidRequestError(
-            f"there is no service account {name!r} in the namespace {space!r}: create it, or give "
-            f"another service_account_name ({error})"
-        ) from error
+        raise InvalidRequestError(f"{missing} ({error})") from error
     except ForbiddenError:
         return False
     return True

@@ -11,7 +11,6 @@ from diloco_protocol.backend import Patiently
 
 from .._client._cluster import Cluster
 from .._client._errors import ConflictError, MissingError, UnreachedError, warn
-from .._request import _names as names
 from .._state._facts import JobFacts
 from .._state._handles import handles_of
 from .._state._reading import read_job
@@ -105,16 +104,10 @@ def known(cluster: Cluster, manifest: dict[str, Any]) -> JobFacts:
         raise RunConflictError(
             f"the Job {space}/{name} is still being deleted: wait, or choose another run_id"
         )
-    if facts.fingerprint != manifest["metadata"]["annotations"][names.FINGERPRINT]:
-        raise RunConflictError(
-            f"there is a Job {space}/{name} already, and it is not that of this launch: choose "
-            f"another run_id; attach({name!r}) finds a run again"
-        )
     if not _is_same(facts, manifest):
         raise RunConflictError(
-            f"there is a Job {space}/{name} with the fingerprint of this launch, and with other "
-            "labels, annotations or completions than it was given. Its pods may be running: delete "
-            "it with kubectl, or choose another run_id"
+            f"there is a Job {space}/{name} already, which is of another launch or program, or was "
+            f"changed since: choose another run_id; attach({name!r}) finds a run again"
         )
     return facts
 

@@ -6,11 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import cast
 
-from diloco_protocol import (
-    BaseExecutor,
-    LogQuery,
-    ReplicaHandle,
-)
+from diloco_protocol import BaseExecutor, LogQuery, ReplicaHandle
 from diloco_protocol.backend import check_whole
 
 from .._client._cluster import Cluster
