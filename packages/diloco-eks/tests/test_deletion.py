@@ -106,9 +106,9 @@ def test_several_culprits_read_well(a_job, a_pod):
     pods = [replace(pods[0], told_to_end=parse_time("2026-11-21T04:30:50Z"))]
     status, _ = map_states(job, pods, range(4))[0]
     assert status.message == (
-        "the run was ended because rank 1 failed (and 1 more): its pod run-1-1-abcde was deleted at "
-        "2026-11-21T04:30:50Z: by hand, with its namespace, or by something that gave no reason; "
-        "its exit code was 3"
+        "the run was ended because rank 1 failed (and 1 more): its pod run-1-1-abcde was deleted "
+        "at 2026-11-21T04:30:50Z: by hand, with its namespace, or by something that gave no "
+        "reason; its exit code was 3"
     )
 
 

@@ -20,13 +20,7 @@ _LOOK = "look at what stands between, such as a proxy"
 
 
 def own_answer(
-    answer: object,
-    what: str,
-    kind: str,
-    name: str = "",
-    space: str = "",
-    *,
-    removed: bool = False,
+    answer: object, what: str, kind: str, name: str = "", space: str = "", *, removed: bool = False
 ) -> Json:
     """Return an answer that reports success, if it is the cluster's own.
 

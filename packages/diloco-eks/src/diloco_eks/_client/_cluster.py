@@ -254,7 +254,11 @@ class Cluster:
             warned: The cluster's warnings are appended to it.
         """
         created, listed = verb == "create", verb == "list"
-        what = f"{verb} {kind}s in {space}" if listed else f"{verb} {kind} {space}/{name}"
+        what = (
+            f"{verb} {kind}s in {space}"
+            if listed
+            else f"{verb} {kind} {space}/{name or '(a dry run)'}"
+        )
         path = self._path(kind, space, "" if created else name)
         # Where an object is created, nothing but its namespace can be missing.
         with missing_only("Namespace", space) if created else missing_only(kind, name):

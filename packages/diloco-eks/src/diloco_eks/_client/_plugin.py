@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ def run_plugin(
     """
     import subprocess  # slow to import
 
-    asks = plugin.get("interactiveMode") != "Never" and sys.stdin.isatty()
+    asks = plugin.get("interactiveMode") != "Never" and os.isatty(0)
     spec: dict[str, Any] = {"interactive": asks}
     if plugin.get("provideClusterInfo"):
         spec["cluster"] = dict(cluster)

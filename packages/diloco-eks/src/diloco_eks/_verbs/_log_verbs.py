@@ -23,11 +23,7 @@ class LogVerbs(BaseExecutor):
     _clock: Callable[[], float]
 
     def stream_logs(
-        self,
-        handle: ReplicaHandle,
-        *,
-        n_lines: int = 200,
-        attempt: int | None = None,
+        self, handle: ReplicaHandle, *, n_lines: int = 200, attempt: int | None = None
     ) -> str:
         """Return the last lines of a replica's log; see :meth:`BaseExecutor.stream_logs`.
 
