@@ -339,10 +339,6 @@ class ClusterHarness(Harness):
         return Told(spec.rank, spec.world_size, spec.kwargs, variables, spec.timeout)
 
     def value(self, entry):
-        where = entry.get("valueFrom", {}).get("configMapKeyRef")
-        if where is not None:
-            executor = self.make_executor()
-            return executor._cluster.read_config_map("default", where["name"])["data"][where["key"]]
         where = entry.get("valueFrom", {}).get("secretKeyRef")
         if where is not None:
             return self.secrets[f"{where['name']}/{where['key']}"]

@@ -99,16 +99,16 @@ def test_several_culprits_read_well(a_job, a_pod):
     pods = [read_pod(a_pod(index, "Failed", ended)) for index in (1, 2)]
     status, _ = map_states(job, pods, range(4))[0]
     assert status.message == (
-        "the run was ended because ranks 1-2 failed; rank 1: it exited with code 3"
+        "the run was ended because rank 1 failed (and 1 more): it exited with code 3"
     )
     told = {**ended["terminated"], "finishedAt": "2026-11-21T04:31:00Z"}
     pods = [read_pod(a_pod(1, "Failed", {"terminated": told}, deleting=True))]
     pods = [replace(pods[0], told_to_end=parse_time("2026-11-21T04:30:50Z"))]
     status, _ = map_states(job, pods, range(4))[0]
     assert status.message == (
-        "the run was ended because the pod of rank 1 was deleted at 2026-11-21T04:30:50Z: by hand, "
-        "with its namespace, or by something that gave no reason; the Job counts ranks 1-2 as "
-        "failed"
+        "the run was ended because rank 1 failed (and 1 more): its pod run-1-1-abcde was deleted "
+        "at 2026-11-21T04:30:50Z: by hand, with its namespace, or by something that gave no "
+        "reason; its exit code was 3"
     )
 
 

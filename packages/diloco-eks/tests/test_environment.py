@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_eks._request._arguments import spec_entries
 from diloco_eks._request._environment import container_environment, escape, runner_arguments
 from diloco_protocol import (
     InvalidRequestError,
@@ -45,9 +44,7 @@ def test_expansion_gives_back_what_went_in(value, known):
 )
 def test_all_variables_arrive(env):
     known = {}
-    for entry in container_environment(
-        spec_entries("run-1", spec_to_environment(SPEC), None), env, {}
-    ):
+    for entry in container_environment(spec_to_environment(SPEC), env, {}):
         if "value" in entry:
             known[entry["name"]] = expand(entry["value"], known)
     assert {name: known[name] for name in env} == env
@@ -55,7 +52,7 @@ def test_all_variables_arrive(env):
 
 
 def test_the_attempt_comes_from_the_pods_annotations():
-    entries = container_environment(spec_entries("run-1", spec_to_environment(SPEC), None), {}, {})
+    entries = container_environment(spec_to_environment(SPEC), {}, {})
     fields = [
         entry["valueFrom"]["fieldRef"]["fieldPath"] for entry in entries if "valueFrom" in entry
     ]
@@ -69,24 +66,21 @@ def test_the_attempt_comes_from_the_pods_annotations():
         "DILOCO_EKS_IGNORED_FAILURES": "",
     }
     told = ["--index=3", "--failed=1", "--failed=", "--message", "/dev/termination-log"]
-    for digest, spec in ((None, []), ("abc", ["--spec-sha256=abc"])):
-        arguments = runner_arguments("/dev/termination-log", [], digest)
-        assert [expand(argument, known) for argument in arguments] == [*spec, *told]
+    arguments = runner_arguments("/dev/termination-log", [])
+    assert [expand(argument, known) for argument in arguments] == told
 
 
 def test_the_runner_takes_the_pieces_that_the_pod_itself_names():
     pieces = spec_to_environment(SPEC, piece_bytes=30)
     known = {**pieces, f"DILOCO_SPEC_{len(pieces)}": "eA=="}
-    arguments = [expand(each, known) for each in runner_arguments("/x", pieces, None)]
+    arguments = [expand(each, known) for each in runner_arguments("/x", pieces)]
     assert spec_from_arguments(arguments) == SPEC
 
 
 def test_secrets_are_referred_to():
     (entry,) = [
         e
-        for e in container_environment(
-            spec_entries("run-1", spec_to_environment(SPEC), None), {}, {"TOKEN": "hub/token"}
-        )
+        for e in container_environment(spec_to_environment(SPEC), {}, {"TOKEN": "hub/token"})
         if e["name"] == "TOKEN"
     ]
     assert entry == {
@@ -99,6 +93,4 @@ def test_secrets_are_referred_to():
 def test_names_that_are_taken(name):
     for env, secrets in (({name: "1"}, {}), ({}, {name: "a/b"})):
         with pytest.raises(InvalidRequestError, match=f"{name} may not be set"):
-            container_environment(
-                spec_entries("run-1", spec_to_environment(SPEC), None), env, secrets
-            )
+            container_environment(spec_to_environment(SPEC), env, secrets)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_eks._state._indexes import compress_ranks, expand_indexes
+from diloco_eks._state._indexes import expand_indexes
 from diloco_eks._state._reading import read_job
 from diloco_protocol import BackendError
 
@@ -56,10 +56,6 @@ def test_text_is_understood_whole_or_refused(text, completions):
 def test_malformed_text_is_an_error(text):
     with pytest.raises(BackendError, match="lists the indexes"):
         expand_indexes(text, 4)
-
-
-def test_ranks_for_a_person():
-    assert compress_ranks([9, 0, 1, 2, 4]) == "0-2, 4, 9"
 
 
 def test_a_job_whose_indexes_make_no_sense_is_an_error(bench, a_job):

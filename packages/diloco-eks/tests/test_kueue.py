@@ -80,7 +80,7 @@ def test_a_run_that_kueue_has_admitted_is_cancelled_as_any_other(bench):
 def test_a_cancel_that_stopped_half_way_is_finished_by_the_next(bench):
     run = queued(bench)
     bench.stand_in.faults.add("server_error", resource="workloads", times=None)
-    with pytest.raises(UnavailableError, match="Kueue's Workloads"):
+    with pytest.raises(UnavailableError, match="list Workloads in default"):
         run.executor.cancel(run.handles[0])
     bench.stand_in.faults.clear()
     assert active(bench, run) is True
@@ -115,13 +115,8 @@ def test_a_cancelled_run_that_somebody_lets_go_on(bench):
     (workload,) = run.executor._cluster.list_workloads(
         "default", run.handles[0].metadata["job_uid"]
     )
-    where = run.executor._cluster._kueue_place("workloads")
-    run.executor._client.apis().custom.patch_namespaced_custom_object(
-        namespace="default",
-        name=workload["metadata"]["name"],
-        body={"spec": {"active": True}},
-        **where,
-    )
+    path = run.executor._cluster._path("Workload", "default", workload["metadata"]["name"])
+    bench.create(path, {"spec": {"active": True}}, "PATCH", "application/merge-patch+json")
     bench.world.settle()
     admit(bench, run)
     assert run.states() == ["running"] * 2
@@ -136,16 +131,16 @@ def test_a_workload_that_only_carries_the_label_is_left_alone(bench, monkeypatch
     """It could be another user's; and the run would be cancelled while Kueue may start it."""
     run = queued(bench)
     cluster = run.executor._cluster
-    real, stopped = cluster._json, []
+    real, stopped = cluster._one, []
 
-    def relabelled(what, asked, make, **options):
-        answer = real(what, asked, make, **options)
-        if asked[0] == "WorkloadList":
+    def relabelled(verb, kind, *asked, **options):
+        answer = real(verb, kind, *asked, **options)
+        if (verb, kind) == ("list", "Workload"):
             for workload in answer["items"]:
                 workload["metadata"]["ownerReferences"] = [{"uid": "another", "controller": True}]
         return answer
 
-    monkeypatch.setattr(cluster, "_json", relabelled)
+    monkeypatch.setattr(cluster, "_one", relabelled)
     monkeypatch.setattr(cluster, "stop_workload", lambda *place: stopped.append(place))
     run.executor.cancel(run.handles[0])
     bench.world.settle()
@@ -159,21 +154,20 @@ def test_a_workload_that_takes_the_name_of_another_is_left_alone(bench, monkeypa
     """It appears after the look, and is another user's."""
     run = queued(bench)
     cluster = run.executor._cluster
-    where = {"namespace": "default", **cluster._kueue_place("workloads")}
-    custom, stop, put = run.executor._client.apis().custom, cluster.stop_workload, []
+    stop, put = cluster.stop_workload, []
 
     def late(space, workload):
         if not put:
             name = workload["metadata"]["name"]
-            custom.delete_namespaced_custom_object(name=name, **where)
+            bench.create(cluster._path("Workload", "default", name), {}, "DELETE")
             body = {**workload, "metadata": {"name": name}}
-            put.append(custom.create_namespaced_custom_object(body=body, **where))
+            put.append(bench.create(cluster._path("Workload", "default"), body))
         stop(space, workload)
 
     monkeypatch.setattr(cluster, "stop_workload", late)
     run.executor.cancel(run.handles[0])
     name = put[0]["metadata"]["name"]
-    left = custom.get_namespaced_custom_object(name=name, **where)
+    left = bench.create(cluster._path("Workload", "default", name), None, "GET")
     assert (left["metadata"]["uid"], left["spec"]["active"]) == (put[0]["metadata"]["uid"], True)
 
 
@@ -189,7 +183,6 @@ def test_workloads_that_may_not_be_touched(bench):
 
 VERBS = {
     "launch": lambda executor: executor.launch_replicas(1, "a:b", run_id="run-1"),
-    "plan": lambda executor: executor.plan(1, "a:b", dry_run="server"),
 }
 
 

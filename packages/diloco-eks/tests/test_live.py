@@ -126,7 +126,7 @@ def test_a_failure_is_tried_again(live, finish):
     )
     (result,) = executor.collect(handles, timeout=300)
     assert (result["status"], result["attempt"]) == ("failed", 2)
-    assert "JSONDecodeError" in executor.stream_logs(handles[0], previous=True)
+    assert "JSONDecodeError" in executor.stream_logs(handles[0], attempt=1)
 
 
 def test_a_timeout_is_the_runners(live, finish):

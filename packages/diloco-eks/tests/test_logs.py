@@ -142,9 +142,10 @@ def test_following_begins_before_the_pod_and_goes_on_with_the_next_attempt(
         monkeypatch.setattr(
             Cluster,
             "list_pods",
-            lambda *args, **more: [
-                replace(pod, created=-pod.created) for pod in list_pods(*args, **more)
-            ],
+            lambda *args: (
+                [replace(pod, created=-pod.created) for pod in list_pods(*args)[0]],
+                "",
+            ),
         )
     bench.world.auto_start = 1.0
     # A container that is silent for so long has its log asked for again.
@@ -183,7 +184,6 @@ def test_the_attempt_that_is_asked_for(bench):
     run.pod(0).log("life 3\n")
     logs = run.executor.stream_logs
     assert logs(run.handles[0]) == "life 3"
-    assert logs(run.handles[0], previous=True) == "life 2"
     assert [logs(run.handles[0], attempt=number) for number in (1, 2, 3)] == [
         "life 1",
         "life 2",
@@ -195,16 +195,8 @@ def test_the_attempt_that_is_asked_for(bench):
         match="no log of attempt 7; the cluster has those of attempts: 1, 2, 3",
     ):
         logs(run.handles[0], attempt=7)
-    with pytest.raises(InvalidRequestError, match="not both"):
-        logs(run.handles[0], attempt=1, previous=True)
     with pytest.raises(InvalidRequestError, match="attempt must be"):
         logs(run.handles[0], attempt=0)
-
-
-def test_there_is_no_previous_attempt_at_first(bench):
-    run = bench.launch(1)
-    with pytest.raises(ReplicaNotFoundError, match="no log of an earlier attempt"):
-        run.executor.stream_logs(run.handles[0], previous=True)
 
 
 def test_logs_stay_until_the_purge_or_are_said_to_be_gone(bench, report):
@@ -252,7 +244,7 @@ def test_the_log_is_that_of_the_newest_attempt_or_an_error(bench):
     run.pod(0).start()
     run.pod(0).log("new life\n")
     assert run.executor.stream_logs(run.handles[0]) == "new life"
-    assert run.executor.stream_logs(run.handles[0], previous=True) == "old life"
+    assert run.executor.stream_logs(run.handles[0], attempt=1) == "old life"
     bench.stand_in.access.deny("get", "pods/log")
     with pytest.raises(ForbiddenError):
         run.executor.stream_logs(run.handles[0])

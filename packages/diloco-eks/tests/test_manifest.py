@@ -203,9 +203,10 @@ def test_equal_launches_have_equal_manifests(options_for, request_for):
 
 
 def test_arguments_that_no_cluster_keeps(options_for, request_for):
-    assert job_manifest(request_for(kwargs={"table": "x" * 600_000}), options_for())
+    env = {f"TABLE_{number}": "x" * 100_000 for number in range(9)}
+    assert job_manifest(request_for(env=env), options_for())
     with pytest.raises(InvalidRequestError, match="put large arguments into the store"):
-        job_manifest(request_for(kwargs={"table": "x" * 800_000}), options_for())
+        job_manifest(request_for(env={**env, "MORE": "x" * 100_000}), options_for())
 
 
 MANY = [

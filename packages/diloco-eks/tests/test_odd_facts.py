@@ -98,9 +98,9 @@ def test_a_secret_in_a_reason_is_not_cut_to_what_no_longer_looks_like_one(a_pod)
 
 def test_an_answer_about_another_namespace():
     there = {"metadata": {"name": "run-1", "uid": "u", "namespace": "production"}}
-    with pytest.raises(UnavailableError, match="about the namespace 'production'"):
+    with pytest.raises(UnavailableError, match=r"about the namespace \[.*'production'\]"):
         own_answer({"kind": "Job", **there}, "read it", "Job", "run-1", "default")
-    with pytest.raises(UnavailableError, match="about the namespace 'production'"):
+    with pytest.raises(UnavailableError, match=r"about the namespace \[.*'production'\]"):
         own_answer({"kind": "JobList", "items": [there]}, "list", "JobList", "", "default")
     assert own_answer({"kind": "Job", **there}, "read it", "Job", "run-1", "production")
 
@@ -123,9 +123,9 @@ def test_events_and_workloads_of_others_are_not_taken(monkeypatch):
     events = [{"involvedObject": {"uid": uid}, "metadata": {}} for uid in ("another", "u")]
     items = [label_only, ours, {"metadata": {"name": "c"}}]
     monkeypatch.setattr(cluster, "_kueue", "v1beta1")
-    monkeypatch.setattr(cluster, "_json", lambda *_, **__: {"items": items})
+    monkeypatch.setattr(cluster, "_one", lambda *_, **__: {"items": items})
     assert cluster.list_workloads("default", "u") == [ours]
-    monkeypatch.setattr(cluster, "_json", lambda *_, **__: {"items": events})
+    monkeypatch.setattr(cluster, "_one", lambda *_, **__: {"items": events})
     assert cluster.list_events("default", "u") == events[1:]
 
 

@@ -40,7 +40,7 @@ from diloco_protocol.backend import options_of, options_table
         ({"node_selector": {"a b": "c"}}, "node_selector has"),
         ({"node_selector": {"a": "b c"}}, "node_selector['a'] must be at most 63 letters"),
         ({"tolerations": "x"}, "tolerations must be a list"),
-        ({"tolerations": [{"keys": "x"}]}, "a toleration is"),
+        ({"tolerations": [5]}, "tolerations[0] must be a mapping, not a whole number"),
         ({"labels": {"a": "b c"}}, "annotations="),
         ({"annotations": {"diloco.dev/x": "y"}}, "annotations may not set"),
         ({"owner": "ada lovelace"}, "owner must be"),
@@ -57,13 +57,10 @@ from diloco_protocol.backend import options_of, options_table
         ({"env": {"REPLICA_WORLD_SIZE": "1"}}, "env may not set REPLICA_WORLD_SIZE"),
         ({"request_timeout": True}, "request_timeout must be a number of seconds from 0 to 86400"),
         ({"retry_timeout": 1e6}, "retry_timeout must be a number of seconds from 0 to 86400"),
-        ({"pod_overlay": {"spec": {1, 2}}}, "pod_overlay.spec is a set; a manifest holds JSON"),
+        ({"pod_overlay": {"spec": {1, 2}}}, "pod_overlay.spec is a builtins.set"),
         ({"image": 10**5000}, "image must be the name of a container image, not a number of that"),
         ({"command": "echo it's"}, "write ['echo', \"it's\"]"),
-        ({"gpu_types": {"X": {5: ["a"]}}}, "gpu_types['X'] has the key 5"),
-        ({"gpu_types": {"X": {"a": ["b c"]}}}, "gpu_types['X']['a'] must be at most 63 letters"),
-        ({"gpu_types": {"X": {"a": ["b"]}, "x": {"a": ["c"]}}}, "has the name 'x' twice"),
-        ({"tolerations": [{"key": float("nan")}]}, "tolerations must map text to text"),
+        ({"tolerations": [{"key": float("nan")}]}, "tolerations[0].key must be text, not a number"),
         ({"tolerations": [{"key": "\ud800"}]}, "half of a surrogate pair"),
         ({"tolerations": [{"tolerationSeconds": "5"}]}, "tolerationSeconds must be a whole number"),
     ],
@@ -75,6 +72,7 @@ def test_values_that_are_refused(options_for, values, what):
 
 _ALLOWED = [
     ("cpu_request", 5.5),
+    ("cpu_limit", 5.5),
     ("grace", 5.5),
     ("pending_timeout", 5.5),
     ("request_timeout", 5.5),
@@ -88,7 +86,7 @@ _ALLOWED = [
 def test_whatever_is_given_is_refused_by_name_or_allowed(options_for, name, value):
     if (name, value) in _ALLOWED:
         return
-    with pytest.raises(InvalidRequestError, match=rf"^{name}\b|^a toleration is"):
+    with pytest.raises(InvalidRequestError, match=rf"^{name}\b"):
         options_for(**{name: value})
 
 

@@ -44,8 +44,9 @@ def test_restricted_pods_run_where_others_are_refused(bench):
 def test_the_limit_of_the_cpu(bench):
     assert "cpu" not in planned(bench, cpu_limit=None)[1]["resources"]["limits"]
     assert planned(bench, cpu_limit="8")[1]["resources"]["limits"]["cpu"] == "8"
-    with pytest.raises(InvalidRequestError, match="less than the 4 that a replica requests"):
-        planned(bench, cpu_limit="2")
+    with pytest.raises(InvalidRequestError, match="limit"):
+        bench.launch(1, executor=bench.executor(cpu_limit="2"))
+    assert bench.executor().list_runs() == []
 
 
 def test_mounts_and_code(bench):
@@ -73,18 +74,17 @@ def test_a_secret_does_not_hide_the_code(bench):
 
 
 @pytest.mark.parametrize(
-    ("path", "options", "taken"),
+    ("path", "options"),
     [
-        ("/dev/shm", {"shm_size": "1Gi"}, "shm_size='1Gi'"),
-        ("/diloco/code", {"code": "trainer"}, "code='trainer'"),
-        ("/tmp", {"restricted": True}, "restricted=True"),
+        ("/dev/shm", {"shm_size": "1Gi"}),
+        ("/diloco/code", {"code": "trainer"}),
+        ("/tmp", {"restricted": True}),
     ],
 )
-def test_two_volumes_at_one_path(bench, path, options, taken):
-    with pytest.raises(InvalidRequestError, match=f"'{path}', where {taken} mounts a volume"):
-        planned(bench, mounts={path: "pvc/x"}, **options)
+def test_two_volumes_at_one_path_are_left_to_the_cluster_which_refuses_them(bench, path, options):
+    _, container = planned(bench, mounts={path: "pvc/x"}, **options)
+    assert [mount["mountPath"] for mount in container["volumeMounts"]].count(path) == 2
     planned(bench, mounts={path: "pvc/x"})
-    planned(bench, mounts={"/data": "pvc/x"}, **options)
 
 
 @pytest.mark.processes
@@ -148,12 +148,9 @@ def test_reservations(bench):
 
 
 def test_names_of_things(bench):
-    pod, _ = planned(
-        bench, image_pull_secrets=["one", "two"], priority_class_name="high", hyperpod=True
-    )
+    pod, _ = planned(bench, image_pull_secrets=["one", "two"], priority_class_name="high")
     assert pod["imagePullSecrets"] == [{"name": "one"}, {"name": "two"}]
     assert pod["priorityClassName"] == "high"
-    assert pod["nodeSelector"] == {"sagemaker.amazonaws.com/node-health-status": "Schedulable"}
 
 
 def test_trainium_has_a_resource_of_its_own(bench):
@@ -179,11 +176,10 @@ def test_trainium_has_a_resource_of_its_own(bench):
         ({"topology": "ring"}, "one_zone, spread_zones, spread_nodes"),
         ({"capacity_reservation": "mine"}, "id of a capacity reservation"),
         ({"restricted": 1}, "True or False"),
-        ({"hyperpod": "yes"}, "True or False"),
-        ({"cpu_limit": "none"}, "cpu_limit must be"),
+        ({"cpu_limit": "none"}, "cpu_limit must be a quantity of CPUs"),
         ({"image_pull_secrets": "one"}, "image_pull_secrets"),
         ({"image_pull_secrets": ["A"]}, "lower-case"),
-        ({"code": "trainer.py/x"}, "code, the name of a ConfigMap, must be"),
+        ({"code": "trainer.py/x"}, "code must be lower-case letters"),
         ({"priority_class_name": ""}, "priority_class_name must be"),
     ],
 )

@@ -12,8 +12,8 @@ import pytest
 from real_cluster import MOST_PODS
 
 from diloco_eks._client import _client, _cluster
-from diloco_eks._request import _arguments, _overlay_shape
-from diloco_eks._request._arguments import arguments_map
+from diloco_eks._request import _environment
+from diloco_eks._request._manifest import job_manifest
 from diloco_eks._state import _events, _verdict
 from diloco_eks._verbs import _logs
 from diloco_protocol import InvalidRequestError, OutcomeMessage
@@ -53,7 +53,7 @@ def test_the_example(bench, report, tmp_path):
     finally:
         process.kill()
         output, errors = process.communicate()
-    findings = "True cluster\n" + 6 * "True rights\n" + "True manifest\nTrue pods\nTrue quota\n"
+    findings = "True cluster\n" + 5 * "True rights\n" + "True manifest\nTrue pods\nTrue quota\n"
     assert output == findings + "0 succeeded {'rank': 0}\n1 succeeded {'rank': 1}\n", errors
     assert process.returncode == 0
 
@@ -61,10 +61,7 @@ def test_the_example(bench, report, tmp_path):
 @pytest.mark.parametrize(
     "words",
     [
-        (
-            f"where that is more than {_arguments._MOST_INSIDE >> 10} KiB (and up to "
-            f"{_arguments._MOST_BYTES >> 20} MiB"
-        ),
+        f"of at most {_environment._MOST_BYTES >> 10} KiB",
         f"one list of its pods ({_cluster.PAGE} per page)",
         f"waits for {_events.STUCK_SECONDS:g} s, the message has the cluster's events",
         (
@@ -73,7 +70,6 @@ def test_the_example(bench, report, tmp_path):
         ),
         f"A larger result (up to {OutcomeMessage.max_result_bytes >> 20} MiB of JSON)",
         f"a runtime's pieces have less than {_logs._LEAST_PIECE >> 10} KiB",
-        f"of at most {_overlay_shape._MOST_LEVELS} levels",
         f"a list of more than {_cluster._OBJECTS:,} objects or {_cluster._PAGES} pages",
         f"has more than {MAX_REPLICAS:,} completions",
         f"a line of a log is cut at {LINE_BYTES >> 20} MiB",
@@ -92,8 +88,10 @@ def test_as_many_arguments_fit_as_it_says(options_for, request_for):
     (kib,) = re.findall(r"which is about (\d+) KiB of JSON", README.read_text(encoding="utf-8"))
     for size, fits in ((int(kib), True), (int(kib) + 10, False)):
         request = request_for(1, kwargs={"text": "x" * size * 1024})
-        with nullcontext() if fits else pytest.raises(InvalidRequestError, match="holds 1048576"):
-            assert arguments_map(request, options_for())
+        with (
+            nullcontext() if fits else pytest.raises(InvalidRequestError, match="may carry 262144")
+        ):
+            assert job_manifest(request, options_for())
 
 
 def test_it_does_not_call_scheduling_atomic(bench):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from diloco_eks._state._observation import Observation
 from diloco_eks._state._reading import read_job, read_pod
 from diloco_eks._state._states import map_states
-from diloco_eks._state._verdict import interrupted
+from diloco_eks._state._verdict import hides_failure
 from diloco_protocol import BackendError, Reason, ReplicaState
 
 OBSERVED = json.loads((Path(__file__).parent / "observed.json").read_text(encoding="utf-8"))
@@ -418,7 +418,7 @@ def test_nothing_is_invented(status, pods, cancelled, suspend, deleting, seen):
     except BackendError:
         return
     found = map_states(facts, [read_pod(pod) for pod in pods], range(3), seen)
-    cut_short = {pod.index for pod in map(read_pod, pods) if interrupted(pod)}
+    cut_short = {pod.index for pod in map(read_pod, pods) if hides_failure(pod)}
     for index, (status, last) in found.items():
         if index not in cut_short:
             assert (status.state is ReplicaState.SUCCEEDED) == (index in facts.completed)

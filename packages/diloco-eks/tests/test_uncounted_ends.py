@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from diloco_eks._state._ends import uncounted_failure, uncounted_success
+from diloco_eks._state._ends import uncounted_failure
 from diloco_eks._state._reading import read_job, read_pod
 from diloco_eks._state._states import map_states
 from diloco_protocol import Reason
@@ -75,34 +75,6 @@ def test_an_end_that_was_seen_stays_its_own(a_job, a_pod):
         assert (status.reason, status.exit_code) == (Reason.ERROR, 4)
     stranger, _ = map_states(job, [pod_that_ended(a_pod, 4, told="04:30:30")], [1])[1]
     assert stranger.reason is Reason.GANG_FAILED
-
-
-def test_a_success_needs_a_report(job, a_pod, report):
-    good, (large, lines) = report("done")[0], report("x" * 50_000)
-    assert 'and returned "done"' in uncounted_success(pod_that_ended(a_pod, message=good), job)
-    assert lines
-    assert uncounted_success(pod_that_ended(a_pod, message=large), job).endswith(
-        "and its result went with its log"
-    )
-    told = report(exit_code=143, reason=Reason.CANCEL_REQUESTED)[0]
-    for pod in (
-        pod_that_ended(a_pod),
-        pod_that_ended(a_pod, message=told),
-        pod_that_ended(a_pod, code=1, message=good),
-        pod_that_ended(a_pod, message=good, told="04:30:00"),
-        None,
-    ):
-        assert uncounted_success(pod, job) == ""
-
-
-@pytest.mark.parametrize("before", range(452, 500, 4))
-def test_no_half_of_a_secret_is_left_where_a_result_is_cut(job, a_pod, report, before):
-    secret = "https://user:hunter2hunter2hunter2@proxy.example/"
-    text = uncounted_success(
-        pod_that_ended(a_pod, message=report("x" * before + f" {secret} " + "x" * 60)[0]), job
-    )
-    assert text.endswith("…")
-    assert "hunter2" not in text
 
 
 def gang(a_job, a_pod, **metadata):

@@ -59,7 +59,7 @@ def test_no_answer_is_waited_for_past_that_time(bench, monkeypatch):
     open_log = cluster.open_log
 
     def watched(*place, **query):
-        told.append((query.get("follow", False), client.options()["_request_timeout"][0]))
+        told.append((query.get("follow", False), client.pause()))
         bench.world.advance(10)  # nothing comes
         return open_log(*place, **{**query, "follow": False})
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any
 
 from diloco_protocol import (
     BackendError,
@@ -16,7 +16,6 @@ from diloco_protocol import (
     Finding,
     InvalidRequestError,
     OutcomeMessage,
-    Plan,
     ReplicaHandle,
     ReplicaNotFoundError,
     ReplicaStatus,
@@ -26,16 +25,15 @@ from diloco_protocol.backend import takes
 
 from ._client._client import Client
 from ._client._cluster import Cluster
-from ._client._errors import ConflictError, warn
+from ._client._errors import warn
 from ._client._kubeconfig import namespace_of
 from ._request import _names as names
-from ._request._arguments import arguments_map
 from ._request._manifest import job_manifest
 from ._request._options import EKSOptions
 from ._state._facts import JobFacts
 from ._state._handles import check_handle, handles_of
 from ._verbs._check import check_cluster, check_queue, check_service_account
-from ._verbs._launch import create, log_warnings, send_arguments, try_job, withdraw
+from ._verbs._launch import create, withdraw
 from ._verbs._log_verbs import LogVerbs
 from ._verbs._runs import Runs, find_job
 
@@ -76,16 +74,13 @@ class EKSExecutor(LogVerbs):
     @takes(EKSOptions)
     def __init__(self, *arguments: Any, **options: Any) -> None:
         chosen = EKSOptions(*arguments, **options)
-        if chosen.core_api is not None and chosen.batch_api is None:
-            raise InvalidRequestError(
-                "core_api= is used together with batch_api=: give both, of the same cluster, or "
-                "neither"
-            )
-        for name in ("context", "kubeconfig"):
-            if chosen.batch_api is not None and getattr(chosen, name) is not None:
+        clashing = ("core_api",) if chosen.batch_api is None else ("context", "kubeconfig")
+        for name in clashing:
+            if getattr(chosen, name) is not None:
                 raise InvalidRequestError(
-                    f"{name}= has no effect beside batch_api=, which knows its cluster: leave one "
-                    "of them out"
+                    f"{name}= is given {'without' if name == 'core_api' else 'beside'} batch_api=, "
+                    "which names the cluster: core_api= is used together with it, context= and "
+                    "kubeconfig= in its place"
                 )
         backoff = Backoff(first=1.0, factor=1.5, cap=15.0)
         super().__init__(**chosen.of_base(backoff), max_restarts=chosen.backoff_limit)
@@ -120,51 +115,6 @@ class EKSExecutor(LogVerbs):
 
     # --- launching ---
 
-    def plan(
-        self,
-        n_replicas: int,
-        entrypoint: str | Callable[..., Any],
-        entrypoint_args: Mapping[str, Any] | None = None,
-        *,
-        dry_run: Literal["server"] | None = None,
-        **options: Any,
-    ) -> Plan:
-        """Return the Job that :meth:`launch_replicas` would create.
-
-        Values with the names of secrets are left out.
-
-        Args:
-            n_replicas: As for :meth:`launch_replicas`.
-            entrypoint: As for :meth:`launch_replicas`.
-            entrypoint_args: As for :meth:`launch_replicas`.
-            dry_run: ``"server"`` makes the cluster check the Job too, with its admission hooks but
-                without quotas; nothing is created.
-            **options: As for :meth:`launch_replicas`.
-
-        Raises:
-            BackendError: The launch would be refused.
-        """
-        if dry_run is not None and dry_run != "server":
-            raise InvalidRequestError(f"dry_run must be 'server' or None, not {dry_run!r}")
-        if dry_run is not None:
-            request = self._request(n_replicas, entrypoint, entrypoint_args, **options)
-            options = {**options, "run_id": request.run_id}
-            manifest = job_manifest(request, self._options)
-            self._check_names()
-            warned = self._patiently(lambda: try_job(self._cluster, manifest))
-            log_warnings(manifest, warned)
-            self._try_arguments(arguments_map(request, self._options))
-        return super().plan(n_replicas, entrypoint, entrypoint_args, **options)
-
-    def _try_arguments(self, arguments: dict[str, Any] | None) -> None:
-        """Check whether large arguments can be sent, before anything is created."""
-        if arguments is None:
-            return
-        # There may be a ConfigMap of an earlier launch of this very run, or one that is about to be
-        # removed.
-        with suppress(ConflictError):
-            self._patiently(lambda: self._cluster.create_config_map(arguments, dry_run=True))
-
     def _findings(self, request: RunRequest) -> list[Finding]:
         manifest = job_manifest(request, self._options)
         options = self._options
@@ -174,9 +124,7 @@ class EKSExecutor(LogVerbs):
         )  # fmt: skip
 
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
-        job = job_manifest(request, self._options, shown=True)
-        arguments = arguments_map(request, self._options, shown=True)
-        return [job] if arguments is None else [job, arguments]
+        return [job_manifest(request, self._options, shown=True)]
 
     def _where(self) -> str:
         return self._namespace
@@ -184,11 +132,8 @@ class EKSExecutor(LogVerbs):
     def _submit(self, request: RunRequest) -> list[ReplicaHandle]:
         manifest = job_manifest(request, self._options)
         self._check_names()
-        arguments = arguments_map(request, self._options)
-        self._try_arguments(arguments)
         try:
-            facts, new = create(self._cluster, manifest, self._patiently)
-            handles = self._handles(facts)
+            return self._handles(create(self._cluster, manifest, self._patiently))
         except BackendError:
             raise
         except BaseException as interrupt:
@@ -202,10 +147,6 @@ class EKSExecutor(LogVerbs):
                 "cancel it"
             )
             raise
-        if arguments is not None:
-            ours = new or not request.named
-            send_arguments(self._cluster, manifest, arguments, facts, self._patiently, ours=ours)
-        return handles
 
     def _check_names(self) -> None:
         """Refuse a service account or a queue that does not exist, before the launch."""

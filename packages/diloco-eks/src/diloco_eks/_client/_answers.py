@@ -20,13 +20,7 @@ _LOOK = "look at what stands between, such as a proxy"
 
 
 def own_answer(
-    answer: object,
-    what: str,
-    kind: str,
-    name: str = "",
-    space: str = "",
-    *,
-    removed: bool = False,
+    answer: object, what: str, kind: str, name: str = "", space: str = "", *, removed: bool = False
 ) -> Json:
     """Return an answer that reports success, if it is the cluster's own.
 
@@ -54,19 +48,15 @@ def own_answer(
         if name:  # every object of a cluster has a uid
             uid = metadata.get("uid")
             is_own = is_own and about == name and isinstance(uid, str) and uid != ""
+    objects = (read, *(read.get("items") or ())) if is_own else ()
+    places = {mapping(item.get("metadata")).get("namespace") or space for item in objects}
+    if is_own and (not space or places == {space}):
+        return read
+    description = f"kind {shown(read.get('kind'))}, name {shown(about)}"
     if is_own:
-        objects = (read, *(read.get("items") or ()))
-        places = (mapping(item.get("metadata")).get("namespace") for item in objects)
-        elsewhere = next((place for place in places if place and place != space), None)
-        if not space or elsewhere is None:
-            return read
-        raise UnavailableError(
-            f"cannot {what}: the answer is about the namespace {shown(elsewhere)}, so it is not "
-            f"the cluster's own: {_LOOK}"
-        )
-    description = f"kind {shown(read.get('kind'))}" + (f" and name {shown(about)}" if name else "")
+        description = f"the namespace {shown(sorted(places, key=str))}"
     raise UnavailableError(
-        f"cannot {what}: the answer has {description}, so it is not the cluster's own: {_LOOK}"
+        f"cannot {what}: the answer is about {description}, so it is not the cluster's own: {_LOOK}"
     )
 
 

@@ -1,4 +1,8 @@
-"""Calls to the cluster, with its own ApiClient, the protocol's errors, and renewed credentials."""
+"""Calls to the cluster, with the protocol's errors and renewed credentials.
+
+They go over the connections of the client library, which differ less between its versions than its
+classes for single calls.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,11 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from diloco_protocol import (
     AuthError,
@@ -25,22 +29,14 @@ from diloco_protocol.backend import in_time, read_bounded, redact_and_cut
 
 from ..__about__ import __version__
 from .._request._options import EKSOptions
-from ._errors import SilentError, UnreachedError, read_answer, read_warnings, to_error, warn
-from ._kubeconfig import (
-    ACCOUNT,
-    in_cluster,
-    obey,
-    read_kubeconfig,
-    unquoted,
-    words_of_plugins_cut,
-)
+from ._errors import SilentError, UnreachedError, read_warnings, to_error, warn
+from ._kubeconfig import ACCOUNT, in_cluster, read_kubeconfig, set_proxy
 
 # Room for a page of pods, each of which may be as large as a Job (about 1 MB).
 _ANSWER_BYTES = 256 * 1024 * 1024
 _REFUSAL_BYTES = 1024 * 1024
 # A whole answer may take this many times the pause that is allowed between two of its pieces.
 _PAUSES = 10
-_PACKED = "the answer is compressed, although the request did not ask for that: it is not read"
 
 
 class _Limit(threading.local):
@@ -58,14 +54,22 @@ class _Limit(threading.local):
 
 
 @dataclass(frozen=True, slots=True)
-class Apis:
-    """The classes of the client library that we call, all on one ApiClient."""
+class Request:
+    """A request to the cluster.
 
-    batch: Any
-    core: Any
-    custom: Any
-    authorization: Any
-    groups: Any
+    Attributes:
+        what: What it does, in words, such as ``"read Job default/run-1"``.
+        method: GET, POST, PATCH (which merges) or DELETE.
+        path: The path of the object or list.
+        query: Parameters of the call.
+        body: JSON to send.
+    """
+
+    what: str
+    method: str
+    path: str
+    query: Mapping[str, Any] = field(default_factory=dict)
+    body: object = None
 
 
 class Client:
@@ -84,7 +88,8 @@ class Client:
         self._given = options.batch_api, options.core_api
         self._timeout = options.request_timeout or 0.001
         self._lock = threading.Lock()
-        self._apis: Apis | None = None
+        self._made: Any = None
+        self._expires = math.inf
         self._refused = False
         self._inside = False
         self._limit = _Limit()
@@ -96,72 +101,59 @@ class Client:
         Raises:
             AuthError: There is no configuration.
         """
-        parts = urlsplit(str(self.apis().batch.api_client.configuration.host))
+        parts = urlsplit(str(self._api_client().configuration.host))
         return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
 
-    def unheeded(self) -> list[str]:
-        """Return which settings of the kubeconfig kubectl would obey and we cannot, in words."""
-        if self._given[0] is not None or in_cluster(self._kubeconfig, self._context):
-            return []
-        return read_kubeconfig(self._kubeconfig, self._context).unheeded()
-
-    def apis(self) -> Apis:
-        """Return the client's classes, which are made at the first use.
-
-        Raises:
-            AuthError: There is no configuration, or it cannot be used.
-            MissingDependencyError: The package kubernetes is not installed.
-        """
-        with self._lock:
-            if self._apis is None:
-                self._apis = self._make()
-            return self._apis
-
-    def call(self, what: str, make: Callable[[Apis], Any], warned: list[str] | None = None) -> Any:
-        """Make one call and return its JSON.
+    def call(self, request: Request, warned: list[str] | None = None) -> Any:
+        """Send a request and return the JSON of the answer.
 
         Args:
-            what: What the call does, in words, such as ``"read Job default/run-1"``.
-            make: Makes the call with ``_preload_content=False`` and ``_request_timeout`` (see
-                :meth:`options`).
+            request: The request.
             warned: The cluster's warnings are appended to it.
 
         Raises:
             BackendError: The call failed.
         """
-        body, headers = self.raw(what, lambda apis: _read(make(apis)))
+        what = request.what
+        with self.open(request) as answer, _faults(what):
+            text = read_bounded(answer, _ANSWER_BYTES, "the answer")
         if warned is not None:
-            warned += read_warnings(headers)
+            warned += read_warnings(answer.headers)
         try:
-            return json.loads(body or "null")
+            return json.loads(text or "null")
         except (ValueError, RecursionError) as error:
-            shown = redact_and_cut(body[:_REFUSAL_BYTES].decode(errors="replace"), 200)
+            shown = redact_and_cut(text[:_REFUSAL_BYTES].decode(errors="replace"), 200)
             raise UnavailableError(
                 f"cannot {what}: the answer is not JSON ({error}): {shown}"
             ) from error
 
-    def raw(self, what: str, make: Callable[[Apis], Any], *, endless: bool = False) -> Any:
-        """Make one call and return the result of ``make``.
+    def open(self, request: Request, *, endless: bool = False) -> Any:
+        """Send a request and return the answer, whose body has not been read.
 
         With ``endless``, the body of the answer may take any time, but its headers may not.
         """
-        apis = self.apis()
         self._limit.endless = endless
         try:
-            answer = _translated(what, make, apis)
-        except AuthError:
-            if self._given[0] is not None:
-                raise
-            answer = self._with_new_credentials(what, make, apis)
+            used = self._api_client()
+            try:
+                answer = self._send(used, request)
+            except AuthError:
+                if self._given[0] is not None:
+                    raise
+                answer = self._send(self._api_client(refused=used), request)
+        except AuthError as error:
+            if error.retryable and not self._refused:
+                self._refused = True
+                warn(str(error))
+            raise
         finally:
             self._limit.endless = False
         self._refused = False
         return answer
 
-    def options(self) -> dict[str, Any]:
-        """Return keyword arguments for every call."""
-        seconds = min(self._timeout, self._limit.left())
-        return {"_preload_content": False, "_request_timeout": (seconds, seconds)}
+    def pause(self) -> float:
+        """Return how many seconds may pass before an answer, and between two pieces of it."""
+        return min(self._timeout, self._limit.left())
 
     def time_up(self) -> float:
         """Return the ``time.monotonic`` deadline of an answer or of all pages of a list."""
@@ -186,187 +178,135 @@ class Client:
     def close(self) -> None:
         """Close idle connections; the next call opens new ones."""
         with self._lock:
-            apis, self._apis = self._apis, None
-        if apis is not None and self._given[0] is None:
-            _close(apis)
+            made, self._made = self._made, None
+        _close(made)
 
-    def _with_new_credentials(self, what: str, make: Callable[[Apis], Any], used: Apis) -> Any:
-        try:
-            self._renew(used)
-            return _translated(what, make, self.apis())
-        except AuthError as error:
-            if not self._refused:
-                self._refused = True
-                warn(str(error))
-            # A credential file may be in the middle of being replaced, or a plugin may be unable to
-            # renew a token just now; both may succeed a little later.
-            error.retryable = True
-            raise
+    def _send(self, api_client: Any, request: Request) -> Any:
+        from urllib3 import Timeout
 
-    def _renew(self, used: Apis) -> None:
-        """Load the credentials anew, unless another thread has just done so."""
+        core = self._given[1]
+        if core is not None and request.path.startswith("/api/"):
+            api_client = core.api_client
+        configuration = api_client.configuration
+        what, query = request.what, urlencode(request.query)
+        kind = "merge-patch+json" if request.method == "PATCH" else "json"
+        headers = {"Accept": "application/json, */*", "Content-Type": f"application/{kind}"}
+        headers |= api_client.default_headers
+        for setting in configuration.auth_settings().values():
+            headers[setting["key"]] = setting["value"] or ""
+        if not all(value.isascii() and value.isprintable() for value in headers.values()):
+            raise InvalidRequestError(
+                f"cannot {what}: a header has a value that cannot be sent, such as a token with a "
+                "line end in it"
+            )
+        seconds = self.pause()
+        with _faults(what):
+            answer = api_client.rest_client.pool_manager.request(
+                request.method,
+                f"{configuration.host}{request.path}" + (f"?{query}" if query else ""),
+                headers=headers,
+                body=None if request.body is None else json.dumps(request.body),
+                timeout=Timeout(connect=seconds, read=seconds),
+                retries=False,  # the client would sleep without our control
+                redirect=False,
+                preload_content=False,
+                decode_content=False,  # unpacked, an answer may have any size
+            )
+            if 200 <= answer.status < 300:
+                return answer
+            with contextlib.closing(answer):
+                text = answer.read(_REFUSAL_BYTES)
+        raise to_error(what, answer.status, text, answer.headers)
+
+    def _api_client(self, refused: Any = None) -> Any:
+        """Return the ApiClient to use.
+
+        It is made at the first use, and anew if its credentials have expired or were refused,
+        unless another thread has just done so.
+
+        Raises:
+            AuthError: There is no configuration, or it cannot be used.
+            MissingDependencyError: The package kubernetes is not installed.
+        """
+        if self._given[0] is not None:
+            return self._given[0].api_client
         with self._lock:
-            if self._apis is used:
-                self._apis = self._make()
-                _close(used)
+            known = self._made
+            if known is None or known is refused or time.time() >= self._expires:
+                try:
+                    self._made, self._expires = self._make()
+                except AuthError as error:
+                    # A credential file may be in the middle of being replaced, or a plugin may be
+                    # unable to renew a token just now; both may succeed a little later.
+                    error.retryable = known is not None
+                    raise
+                _close(known)
+            return self._made
 
-    def _make(self) -> Apis:
+    def _make(self) -> tuple[Any, float]:
+        """Return an ApiClient, and until when its credentials can be used."""
         try:
-            from kubernetes import client
+            from kubernetes import client, config
         except ImportError as error:
             raise MissingDependencyError(
                 f"EKSExecutor needs the package kubernetes: pip install 'kubernetes>=31' ({error})"
             ) from error
-        batch, core = self._given
-        if batch is None and core is None:
-            api_client, headers = self._own(client)
-            connections = api_client.rest_client.pool_manager
-            connections.pool_classes_by_scheme = {
-                scheme: in_time(pool, self.time_up, lambda: self._limit.endless)
-                for scheme, pool in connections.pool_classes_by_scheme.items()
-            }
-            _bound_refusals(connections)
-            api_client.user_agent = f"diloco-eks/{__version__}"
-            for name, value in headers.items():
-                api_client.set_default_header(name, value)
-        else:
-            api_client = (batch or core).api_client
-        return Apis(
-            batch or client.BatchV1Api(api_client),
-            core or client.CoreV1Api(api_client),
-            client.CustomObjectsApi(api_client),
-            client.AuthorizationV1Api(api_client),
-            client.ApisApi(api_client),
-        )
-
-    def _own(self, client: Any) -> tuple[Any, dict[str, str]]:
-        """Return an ApiClient, and the headers that all requests need."""
-        from kubernetes import config
-
-        configuration = client.Configuration()
-        kubeconfig = None
+        configuration, expires = client.Configuration(), math.inf
         # A token that vanishes must not lead to another cluster.
         self._inside = self._inside or in_cluster(self._kubeconfig, self._context)
         try:
             if self._inside:
                 config.load_incluster_config(client_configuration=configuration)
+                set_proxy(configuration, None)
             else:
-                kubeconfig = read_kubeconfig(self._kubeconfig, self._context)
-                with words_of_plugins_cut():
-                    config.load_kube_config(
-                        config_file=kubeconfig.files,
-                        context=kubeconfig.context,
-                        client_configuration=configuration,
-                        persist_config=False,
-                    )
-            # We retry ourselves: the client would sleep without our control.
-            configuration.retries = False
-            headers = obey(configuration, kubeconfig)
-            return client.ApiClient(configuration=configuration), headers
+                expires = read_kubeconfig(self._kubeconfig, self._context).load(configuration)
+            configuration.refresh_api_key_hook = None  # credentials are renewed here
+            # As for kubectl, a line end behind a token is not part of it.
+            configuration.api_key = {
+                name: secret.rstrip() for name, secret in configuration.api_key.items()
+            }
+            api_client = client.ApiClient(configuration=configuration)
         except BackendError:
             raise
-        # Anything may be wrong with a file or its credential plugin
+        # Anything may be wrong with a file; the client's words may quote it
         except Exception as error:  # noqa: BLE001
             where = self._kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
-            where = str(ACCOUNT) if self._inside else where
-            named = "" if self._context is None else f", context {self._context!r}"
             raise AuthError(
-                f"no cluster can be read from {where}{named}: {unquoted(error)}. On EKS: aws eks "
-                "update-kubeconfig --name CLUSTER; or give kubeconfig=, context=, or run inside a "
-                "pod"
+                f"no cluster can be reached as {ACCOUNT if self._inside else where} says: "
+                f"{type(error).__name__}: {redact_and_cut(str(error), 200)}"
             ) from None
+        connections = api_client.rest_client.pool_manager
+        connections.pool_classes_by_scheme = {
+            scheme: in_time(pool, self.time_up, lambda: self._limit.endless)
+            for scheme, pool in connections.pool_classes_by_scheme.items()
+        }
+        api_client.user_agent = f"diloco-eks/{__version__}"
+        return api_client, expires
 
 
-def _read(response: Any) -> tuple[bytes, Any]:
-    """Return the body and the headers of an answer; reading may fail as the call may."""
-    with contextlib.closing(response):
-        if _is_packed(response):
-            raise UnavailableError(_PACKED)
-        return read_bounded(response, _ANSWER_BYTES, "the answer"), response.headers
-
-
-def _is_packed(response: Any) -> bool:
-    """Return whether reading an answer would unpack it.
-
-    We never ask for packed answers, and older clients unpack them without a size limit.
-    """
-    return (response.headers.get("Content-Encoding") or "identity").lower() != "identity"
-
-
-def _bound_refusals(connections: Any) -> None:
-    """Limit how much the client reads of an answer that reports a failure.
-
-    The client itself would read all of it.
-    """
-    from urllib3 import HTTPResponse
-
-    request = connections.request
-
-    def bounded(*args: Any, **options: Any) -> Any:
-        answer = request(*args, **options)
-        if 200 <= answer.status < 300:
-            return answer
-        body = bytearray()
-        with contextlib.closing(answer):
-            while not _is_packed(answer) and (piece := answer.read(_REFUSAL_BYTES - len(body))):
-                body += piece
-        # Some clients fail on an empty body.
-        return HTTPResponse(
-            bytes(body) or b" ", answer.headers, answer.status, reason=answer.reason
-        )
-
-    connections.request = bounded
-
-
-def _translated(what: str, make: Callable[[Apis], Any], apis: Apis) -> Any:
-    from kubernetes.client.exceptions import ApiException
+@contextlib.contextmanager
+def _faults(what: str) -> Iterator[None]:
+    """Translate the errors of a connection."""
     from urllib3.exceptions import ConnectTimeoutError, HTTPError, ReadTimeoutError, SSLError
 
     try:
-        return make(apis)
-    except BackendError:
-        raise
-    except ApiException as error:
-        raise _answered(what, error) from error
+        yield
     except (ConnectTimeoutError, SSLError) as error:
-        raise _unreached(f"cannot {what}: {type(error).__name__}: {error}") from error
+        # A certificate that is not trusted now will not be trusted a little later.
+        trusted = "CERTIFICATE_VERIFY" not in str(error)
+        raise UnreachedError(
+            f"cannot {what}: {type(error).__name__}: {error}", retryable=None if trusted else False
+        ) from error
     except (HTTPError, OSError) as error:
         kind = SilentError if isinstance(error, ReadTimeoutError) else UnavailableError
         raise kind(f"cannot {what}: {type(error).__name__}: {error}") from error
-    except (AttributeError, ValueError, TypeError) as error:
-        # Some clients (36) fail on a body that is empty or not UTF-8 before they raise their own
-        # error.
-        if isinstance(error.__context__, ApiException):
-            raise _answered(what, error.__context__) from error
-        if isinstance(error, AttributeError):
-            raise
-        # Newer clients check their arguments before they send them.
-        if "header value" in str(error):  # the error quotes the value, which may be a token
-            raise InvalidRequestError(
-                f"cannot {what}: a header has a value that cannot be sent, such as a token with a "
-                "line end in it"
-            ) from None
-        raise InvalidRequestError(
-            f"cannot {what}: the kubernetes client refuses it: {error}"
-        ) from error
 
 
-def _answered(what: str, error: Any) -> BackendError:
-    """Return the error for an ApiException."""
-    if not error.status:  # the client wraps an SSLError in this way
-        return _unreached(f"cannot {what}: {error.reason}")
-    return to_error(read_answer(int(error.status), error.body, error.headers), what)
-
-
-def _unreached(text: str) -> UnreachedError:
-    # A certificate that is not trusted now will not be trusted a little later.
-    return UnreachedError(text, retryable=False if "CERTIFICATE_VERIFY" in text else None)
-
-
-def _close(apis: Apis) -> None:
-    with contextlib.suppress(Exception):
-        apis.batch.api_client.rest_client.pool_manager.clear()
-        apis.batch.api_client.close()
+def _close(api_client: Any) -> None:
+    if api_client is not None:
+        with contextlib.suppress(Exception):
+            api_client.rest_client.pool_manager.clear()
+            api_client.close()
 
 
 def pieces(what: str, response: Any, size: int = 1 << 16) -> Iterator[bytes]:
@@ -380,21 +320,14 @@ def pieces(what: str, response: Any, size: int = 1 << 16) -> Iterator[bytes]:
     Raises:
         UnavailableError: The connection broke, or was silent for too long, or the time is up.
     """
-    from urllib3.exceptions import HTTPError, ReadTimeoutError
-
-    if _is_packed(response):
-        response.close()
-        raise UnavailableError(f"cannot {what}: {_PACKED}")
     try:
-        if hasattr(response, "read1"):
-            yield from iter(partial(response.read1, size), b"")
-        else:
-            # Older clients (urllib3 before 2.2) have no other way to return what has arrived; the
-            # size of a chunk is not bounded there.
-            yield from response.stream(size)
-    except (HTTPError, OSError) as error:
-        kind = SilentError if isinstance(error, ReadTimeoutError) else UnavailableError
-        raise kind(f"cannot {what}: {type(error).__name__}: {error}") from error
+        with _faults(what):
+            if hasattr(response, "read1"):
+                yield from iter(partial(response.read1, size), b"")
+            else:
+                # Older clients (urllib3 before 2.2) have no other way to return what has arrived;
+                # the size of a chunk is not bounded there.
+                yield from response.stream(size)
     finally:
         response.close()
         response.release_conn()

@@ -1,13 +1,11 @@
-"""The calls to the cluster, one method each.
-
-They use keyword arguments only, because the newest client refuses positional ones.
-"""
+"""The calls to the cluster, one method each."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from diloco_protocol import InvalidRequestError, UnavailableError
 
@@ -15,14 +13,15 @@ from .._request._names import CONTAINER, CONTROLLER_UID, INDEX
 from .._state._facts import PodFacts
 from .._state._reading import mapping, mappings, read_pod, run_of
 from ._answers import missing_only, own_answer
-from ._client import Apis, Client
-from ._errors import ExpiredError, MissingError
+from ._client import Client, Request
+from ._errors import MissingError
 
 T = TypeVar("T")
 Json = dict[str, Any]
 PAGE = 250
 _OBJECTS, _PAGES = 100_000, 1000  # of one list, at most
 _KEPT = 1 << 27  # characters that are kept of a list
+_METHODS = {"create": "POST", "read": "GET", "list": "GET", "patch": "PATCH", "delete": "DELETE"}
 _KUEUE = "kueue.x-k8s.io"
 _KUEUE_VERSIONS = ("v1beta2", "v1beta1")  # the versions that this code knows, newest first
 
@@ -50,12 +49,9 @@ class Cluster:
             warned: The cluster's warnings are appended to it.
         """
         space, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
-        only: Json = {"dry_run": "All"} if dry_run else {}
+        query = {"fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
         try:
-            return self._one(
-                "create", "Job", space, name, "batch.create_namespaced_job", warned=warned,
-                within=space, body=manifest, field_validation="Strict", **only,
-            )  # fmt: skip
+            return self._one("create", "Job", space, name, query, manifest, warned=warned)
         except MissingError as error:
             raise InvalidRequestError(
                 f"there is no namespace {space!r} on the cluster: create it, or give another "
@@ -71,21 +67,14 @@ class Cluster:
         template = manifest["spec"]["template"]
         metadata = {**template["metadata"], "generateName": f"{name}-0-"}
         body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
-        self._json(
-            f"create a pod of Job {space}/{name} (a dry run)", ("Pod", "", space),
-            "core.create_namespaced_pod", within=space, body=body, field_validation="Strict",
-            dry_run="All",
-        )  # fmt: skip
+        self._one("create", "Pod", space, "", {"fieldValidation": "Strict", "dryRun": "All"}, body)
 
     def list_events(self, space: str, uid: str) -> list[Json]:
         """Return one page of the events of an object, since there may be any number of them."""
-        page = self._json(
-            f"list events in {space}", ("EventList", "", space), "core.list_namespaced_event",
-            field_selector=f"involvedObject.uid={uid}", limit=PAGE,
-        )  # fmt: skip
+        query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": PAGE}
         return [
             event
-            for event in page.get("items") or []
+            for event in self._one("list", "Event", space, "", query).get("items") or []
             if mapping(event.get("involvedObject")).get("uid", uid) == uid
         ]
 
@@ -94,12 +83,11 @@ class Cluster:
 
         The status subresource is not used, because reading it needs a right of its own.
         """
-        return self._one("read", "Job", space, name, "batch.read_namespaced_job")
+        return self._one("read", "Job", space, name)
 
     def patch_job(self, space: str, name: str, body: Json) -> Json:
         """Merge a patch into a Job, and return the Job."""
-        call = "batch.patch_namespaced_job"
-        return self._one("patch", "Job", space, name, call, body=body)
+        return self._one("patch", "Job", space, name, body=body)
 
     def delete_job(self, space: str, name: str, uid: str, version: str | None = None) -> None:
         """Delete a Job if it has the given uid, pods first.
@@ -108,121 +96,88 @@ class Cluster:
         """
         conditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
         body = {"propagationPolicy": "Foreground", "preconditions": conditions}
-        call = "batch.delete_namespaced_job"
-        self._one("delete", "Job", space, name, call, removed=True, body=body)
-
-    def create_config_map(self, body: Json, *, dry_run: bool = False) -> None:
-        """Create a ConfigMap, or only ask whether it could be created."""
-        space, name = body["metadata"]["namespace"], body["metadata"]["name"]
-        only: Json = {"dry_run": "All"} if dry_run else {}
-        call = "core.create_namespaced_config_map"
-        self._one("create", "ConfigMap", space, name, call, within=space, body=body, **only)
-
-    def read_config_map(self, space: str, name: str) -> Json:
-        """Return a ConfigMap."""
-        call = "core.read_namespaced_config_map"
-        return self._one("read", "ConfigMap", space, name, call)
+        self._one("delete", "Job", space, name, body=body)
 
     def list_runs(self, space: str, selector: str) -> list[str]:
         """Return the runs of all Jobs with these labels, in the order of their creation."""
-        known = self._pages(
-            f"list Jobs in {space}", ("JobList", "", space), "batch.list_namespaced_job",
+        known, _ = self._pages(
+            "Job",
+            space,
+            {"labelSelector": selector},
             lambda job: (str(job["metadata"].get("creationTimestamp")), run_of(job)),
-            label_selector=selector,
-        )  # fmt: skip
+        )
         return [run_id for _, run_id in sorted(known) if run_id]
 
     def list_pods(
-        self,
-        space: str,
-        job_uid: str,
-        index: int | None = None,
-        *,
-        versions: list[str] | None = None,
-    ) -> list[PodFacts]:
-        """Return the pods that a Job owns, or those of one index.
+        self, space: str, job_uid: str, index: int | None = None
+    ) -> tuple[list[PodFacts], str]:
+        """Return the pods that a Job owns, or those of one index, and the list's resourceVersion.
 
         Pods with the same labels that the Job does not own are left out.
-
-        Args:
-            space: The namespace.
-            job_uid: The Job.
-            index: The only index to return; None for all.
-            versions: The resourceVersion of the list is appended to it.
         """
         selector = f"{CONTROLLER_UID}={job_uid}" + ("" if index is None else f",{INDEX}={index}")
-        return self._pages(
-            f"list pods in {space}", ("PodList", "", space), "core.list_namespaced_pod", read_pod,
-            lambda pod: _controls(job_uid, pod), versions, label_selector=selector,
-        )  # fmt: skip
+        query = {"labelSelector": selector}
+        return self._pages("Pod", space, query, read_pod, lambda pod: _controls(job_uid, pod))
 
     def list_orphans(self, space: str, selector: str) -> list[str]:
         """Return the names of the pods that outlived their Job, which was deleted without them."""
 
         def lives(pod: Json) -> bool:
             facts = read_pod(pod)
-            return facts.phase in {"Pending", "Running"} and not facts.deleting
+            owned = mappings(pod["metadata"].get("ownerReferences"))
+            return facts.phase in {"Pending", "Running"} and not facts.deleting and not owned
 
-        return self._pages(
-            f"list pods in {space}", ("PodList", "", space), "core.list_namespaced_pod",
-            lambda pod: read_pod(pod).name,
-            lambda pod: not mappings(pod["metadata"].get("ownerReferences")) and lives(pod),
-            label_selector=selector,
-        )  # fmt: skip
+        query = {"labelSelector": selector}
+        return self._pages("Pod", space, query, lambda pod: read_pod(pod).name, lives)[0]
 
-    def open_log(self, space: str, pod: str, *, endless: bool = True, **query: Any) -> Any:
+    def open_log(
+        self,
+        space: str,
+        pod: str,
+        *,
+        follow: bool = False,
+        tail: int | None = None,
+        endless: bool = True,
+    ) -> Any:
         """Open the log of our container, to be read piece by piece and closed.
 
-        It is read as bytes, because one version of the client corrupts text. If it is not endless,
-        it has to arrive in time, like any other answer.
+        Args:
+            space: The namespace.
+            pod: Name of the pod.
+            follow: Whether to wait for further lines.
+            tail: How many lines to read, from the end; None for all.
+            endless: Whether it may take any time; else it has to arrive like any other answer.
         """
+        query: Json = {"container": CONTAINER, "timestamps": "true"}
+        query |= ({"follow": "true"} if follow else {}) | ({"tailLines": tail} if tail else {})
+        path, what = f"{self._path('Pod', space, pod)}/log", f"read the log of pod {space}/{pod}"
         with missing_only("Pod", pod):
-            return self.client.raw(
-                f"read the log of pod {space}/{pod}",
-                lambda apis: apis.core.read_namespaced_pod_log(
-                    namespace=space,
-                    name=pod,
-                    container=CONTAINER,
-                    timestamps=True,
-                    **query,
-                    **self.client.options(),
-                ),
-                endless=endless,
-            )
+            return self.client.open(Request(what, "GET", path, query), endless=endless)
 
     def read_service_account(self, space: str, name: str) -> Json:
         """Return a service account."""
-        call = "core.read_namespaced_service_account"
-        return self._one("read", "ServiceAccount", space, name, call)
+        return self._one("read", "ServiceAccount", space, name)
 
     def list_quotas(self, space: str) -> list[Json]:
         """Return the resource quotas of a namespace."""
-        what, target = f"list ResourceQuotas in {space}", ("ResourceQuotaList", "", space)
-        return self._pages(what, target, "core.list_namespaced_resource_quota", dict)
+        return self._pages("ResourceQuota", space, {}, dict)[0]
 
     def list_workloads(self, space: str, job_uid: str) -> list[Json]:
         """Return the Workloads that Kueue made for a Job; others with its label are left out."""
-        selector = f"kueue.x-k8s.io/job-uid={job_uid}"
-        where = self._kueue_place("workloads")
-        answer = self._json(
-            f"list Kueue's Workloads in {space}", ("WorkloadList", "", space),
-            "custom.list_namespaced_custom_object", label_selector=selector, **where,
-        )  # fmt: skip
-        return [workload for workload in answer.get("items") or [] if _controls(job_uid, workload)]
+        query = {"labelSelector": f"kueue.x-k8s.io/job-uid={job_uid}"}
+        found = self._one("list", "Workload", space, "", query).get("items") or []
+        return [workload for workload in found if _controls(job_uid, workload)]
 
     def read_local_queue(self, space: str, name: str) -> Json:
         """Return a local queue of Kueue."""
-        where = self._kueue_place("localqueues")
-        return self._json(
-            f"read Kueue's LocalQueue {space}/{name}", ("LocalQueue", name, space),
-            "custom.get_namespaced_custom_object", name=name, **where,
-        )  # fmt: skip
+        return self._one("read", "LocalQueue", space, name)
 
     def kueue_version(self) -> str | None:
         """Return the version of Kueue's API to use; None if Kueue is not installed."""
         if self._kueue is None:  # a version that was found once stays
-            target = ("APIGroupList", "")
-            answer = self._json("list the cluster's APIs", target, "groups.get_api_versions")
+            what = "list the cluster's APIs"
+            answer = self.client.call(Request(what, "GET", "/apis"))
+            answer = own_answer(answer, what, "APIGroupList")
             served = {
                 version.get("version")
                 for group in mappings(answer.get("groups"))
@@ -232,25 +187,14 @@ class Cluster:
             self._kueue = next((version for version in _KUEUE_VERSIONS if version in served), None)
         return self._kueue
 
-    def _kueue_place(self, plural: str) -> Json:
-        version = self.kueue_version()
-        if version is None:
-            raise MissingError(f"the cluster has no Kueue (no API {_KUEUE}/{_KUEUE_VERSIONS[0]})")
-        return {"group": _KUEUE, "version": version, "plural": plural}
-
     def stop_workload(self, space: str, workload: Json) -> None:
         """Have Kueue evict a Workload and not queue it again, if it is still as it was read.
 
         Another one may have its name by now.
         """
-        name = str(workload["metadata"].get("name"))
         version = workload["metadata"].get("resourceVersion")
         body = {"metadata": {"resourceVersion": version}, "spec": {"active": False}}
-        where = self._kueue_place("workloads")
-        self._json(
-            f"patch Kueue's Workload {space}/{name}", ("Workload", name, space),
-            "custom.patch_namespaced_custom_object", name=name, body=body, **where,
-        )  # fmt: skip
+        self._one("patch", "Workload", space, str(workload["metadata"].get("name")), body=body)
 
     def may(self, space: str, verb: str, resource: str, group: str) -> bool:
         """Return whether our account is allowed to do something."""
@@ -262,99 +206,86 @@ class Cluster:
             "resource": plural,
             "subresource": subresource,
         }
+        kind, api = "SelfSubjectAccessReview", "authorization.k8s.io/v1"
         body = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
+            "apiVersion": api,
+            "kind": kind,
             "spec": {
                 "resourceAttributes": {key: value for key, value in attributes.items() if value}
             },
         }
-        call = "authorization.create_self_subject_access_review"
-        target = ("SelfSubjectAccessReview", "")
-        answer = self._json("ask what is allowed", target, call, body=body)
+        what, path = "ask what is allowed", f"/apis/{api}/selfsubjectaccessreviews"
+        answer = self.client.call(Request(what, "POST", path, body=body))
+        answer = own_answer(answer, what, kind)
         return mapping(answer.get("status")).get("allowed") is True
 
-    def _one(self, verb: str, kind: str, space: str, name: str, call: str, **options: Any) -> Json:
-        """Make one call about one object, and return the cluster's own answer."""
-        if "within" not in options:  # what is created has its name in its body
-            options["name"] = name
-        return self._json(f"{verb} {kind} {space}/{name}", (kind, name, space), call, **options)
+    def _path(self, kind: str, space: str, name: str = "") -> str:
+        api = "/apis/batch/v1" if kind == "Job" else "/api/v1"
+        if kind in {"Workload", "LocalQueue"}:
+            version = self.kueue_version()
+            if version is None:
+                raise MissingError(
+                    f"the cluster has no Kueue (no API {_KUEUE}/{_KUEUE_VERSIONS[0]})"
+                )
+            api = f"/apis/{_KUEUE}/{version}"
+        path = f"{api}/namespaces/{quote(space, safe='')}/{kind.lower()}s"
+        return f"{path}/{quote(name, safe='')}" if name else path
 
-    def _json(
+    def _one(
         self,
-        what: str,
-        target: tuple[str, ...],
-        call: str,
+        verb: str,
+        kind: str,
+        space: str,
+        name: str,
+        query: Mapping[str, Any] | None = None,
+        body: Json | None = None,
         *,
         warned: list[str] | None = None,
-        within: str | None = None,
-        removed: bool = False,
-        **arguments: Any,
     ) -> Json:
-        """Make one call and return the cluster's own answer.
+        """Make one call about one object or a list, and return the cluster's own answer.
 
         Args:
-            what: What the call does, in words.
-            target: The kind that is asked for, the name of the object (empty if none is named), and
-                its namespace, if it has one.
-            call: The field of :class:`Apis` and the name of its method.
+            verb: create, read, list, patch or delete.
+            kind: The kind of the object, or of those in the list.
+            space: The namespace.
+            name: Name of the object; empty if none is named.
+            query: Parameters of the call.
+            body: JSON to send.
             warned: The cluster's warnings are appended to it.
-            within: The namespace in which an object is created; nothing else can be missing then.
-            removed: Whether a Status is accepted too, which says that the object is gone.
-            **arguments: Further arguments of the call, besides the namespace.
         """
-        api, _, method = call.partition(".")
-        if target[2:]:
-            arguments["namespace"] = target[2]
-
-        def make(apis: Apis) -> Any:
-            return getattr(getattr(apis, api), method)(**arguments, **self.client.options())
-
-        with missing_only(*(target[:2] if within is None else ("Namespace", within))):
-            answer = self.client.call(what, make, warned)
-        return own_answer(answer, what, *target, removed=removed)
+        created, listed = verb == "create", verb == "list"
+        what = (
+            f"{verb} {kind}s in {space}"
+            if listed
+            else f"{verb} {kind} {space}/{name or '(a dry run)'}"
+        )
+        path = self._path(kind, space, "" if created else name)
+        # Where an object is created, nothing but its namespace can be missing.
+        with missing_only("Namespace", space) if created else missing_only(kind, name):
+            request = Request(what, _METHODS[verb], path, query or {}, body)
+            answer = self.client.call(request, warned)
+        kind += "List" if listed else ""
+        return own_answer(answer, what, kind, name, space, removed=verb == "delete")
 
     def _pages(
         self,
-        what: str,
-        target: tuple[str, ...],
-        call: str,
+        kind: str,
+        space: str,
+        query: Json,
         read: Callable[[Json], T],
         wanted: Callable[[Json], bool] = lambda _: True,
-        versions: list[str] | None = None,
-        **arguments: Any,
-    ) -> list[T]:
-        """Return what ``read`` keeps of the items of a list.
+    ) -> tuple[list[T], str]:
+        """Return what ``read`` keeps of the wanted objects of a list, and its resourceVersion.
 
         No more of a page is kept, since the size of all pages together has no limit.
         """
-        for last in (False, False, True):
-            try:
-                results, version = self._all_pages(what, target, call, read, wanted, arguments)
-            except ExpiredError:
-                if last:
-                    raise
-                continue
-            if versions is not None:
-                versions.append(version)
-            return results
-        raise AssertionError("the last try returns or raises")
-
-    def _all_pages(
-        self,
-        what: str,
-        target: tuple[str, ...],
-        call: str,
-        read: Callable[[Json], T],
-        wanted: Callable[[Json], bool],
-        arguments: Json,
-    ) -> tuple[list[T], str]:
         results: list[T] = []
         token: str | None = None
         objects, kept, up = 0, 0, self.client.time_up()
+        what = f"list {kind}s in {space}"
         for _ in range(_PAGES):
-            place: Json = {"limit": PAGE} | ({"_continue": token} if token else {})
-            page = self._json(what, target, call, **arguments, **place)
+            place: Json = {"limit": PAGE} | ({"continue": token} if token else {})
+            page = self._one("list", kind, space, "", query | place)
             items = page.get("items") or []
             objects += len(items)
             for facts in map(read, filter(wanted, items)):

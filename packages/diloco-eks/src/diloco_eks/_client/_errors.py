@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
 from diloco_protocol import (
     AuthError,
@@ -20,7 +18,7 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import redact_and_cut
 
-from .._state._reading import text_of
+from .._state._reading import mapping, text_of
 
 _MISSING_RIGHT = re.compile(r'cannot \w+ resource "')
 RESTRICTED = 'PodSecurity "restricted:'  # words of a namespace that requires this standard
@@ -40,10 +38,6 @@ class MissingError(ReplicaNotFoundError):
 
 class ConflictError(BackendError):
     """Raised when an object exists, changed since it was read, or is not the one meant (409)."""
-
-
-class ExpiredError(BackendError):
-    """Raised when reading a list took so long that it cannot be continued (410)."""
 
 
 class NoLogError(UnavailableError):
@@ -67,48 +61,6 @@ class MissingRightError(ForbiddenError):
 
 class BadRequestError(InvalidRequestError):
     """Raised when the cluster does not understand a request, or cannot answer it yet (400)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """An answer that reports a failure.
-
-    Attributes:
-        status: The HTTP status.
-        reason: Kubernetes' word, such as AlreadyExists; empty if the answer is not a Status.
-        message: The message for people, with the causes.
-        retry_after: Seconds to wait, if the server asked for a pause.
-        about: The resource and the name of the object that the answer is about, where it says so.
-    """
-
-    status: int
-    reason: str
-    message: str
-    retry_after: float | None = None
-    about: tuple[str, str] = "", ""
-
-
-def read_answer(status: int, body: object, headers: Mapping[str, str] | None) -> Answer:
-    """Return what the server said.
-
-    https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/status/
-    """
-    text = body.decode(errors="replace") if isinstance(body, bytes) else text_of(body)
-    try:
-        parsed = json.loads(text)
-    except (ValueError, RecursionError):
-        parsed = None
-    data: dict[str, Any] = parsed if isinstance(parsed, dict) else {}
-    details: dict[str, Any] = data["details"] if isinstance(data.get("details"), dict) else {}
-    pause = (headers or {}).get("Retry-After") or details.get("retryAfterSeconds")
-    message = text_of(data.get("message"))
-    return Answer(
-        status,
-        reason=text_of(data.get("reason")) if data.get("kind") == "Status" else "",
-        message=message or redact_and_cut(text.strip(), 500) or f"HTTP status {status}",
-        retry_after=_seconds(pause),
-        about=(text_of(details.get("kind")), text_of(details.get("name"))),
-    )
 
 
 def read_warnings(headers: Mapping[str, str]) -> list[str]:
@@ -136,13 +88,29 @@ def warn(text: str) -> None:
     logging.getLogger("diloco_eks").warning("%s", printable(text))
 
 
-def to_error(answer: Answer, what: str) -> BackendError:
-    """Return the error for an answer; ``what`` is what was tried, as in ``"read Job a/b"``."""
-    status, text = answer.status, f"cannot {what}: {answer.message}"
+def to_error(what: str, status: int, body: bytes, headers: Mapping[str, str]) -> BackendError:
+    """Return the error for an answer that reports a failure.
+
+    https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/status/
+
+    Args:
+        what: What was tried, as in ``"read Job a/b"``.
+        status: The HTTP status.
+        body: The body of the answer.
+        headers: Its headers.
+    """
+    shown = body.decode(errors="replace")
+    try:
+        data = mapping(json.loads(shown))
+    except (ValueError, RecursionError):
+        data = {}
+    details = mapping(data.get("details"))
+    # Kubernetes' word, such as AlreadyExists: only with it the words are the cluster's own.
+    reason = text_of(data.get("reason")) if data.get("kind") == "Status" else ""
+    message = text_of(data.get("message")) or redact_and_cut(shown.strip(), 500)
+    text = f"cannot {what}: {message or f'HTTP status {status}'}"
     if status == 400:
-        # Only the cluster's own words may be interpreted, as those of a BadRequestError are.
-        is_own = bool(answer.reason)
-        return BadRequestError(text) if is_own else InvalidRequestError(text + _not_its_own(status))
+        return BadRequestError(text) if reason else InvalidRequestError(text + _not_its_own(status))
     if status == 401:
         return AuthError(
             f"{text}. The cluster refused the credentials, and again after they were loaded anew: "
@@ -150,44 +118,33 @@ def to_error(answer: Answer, what: str) -> BackendError:
             retryable=True,  # the credentials may be about to be renewed
         )
     if status == 403:
-        if "exceeded quota" in answer.message:
+        if "exceeded quota" in message:
             return QuotaExceededError(text)
-        if _MISSING_RIGHT.search(answer.message):
+        if _MISSING_RIGHT.search(message):
             return MissingRightError(
                 f"{text}. The README of diloco-eks has the Role that is needed"
             )
-        if "because it is being terminated" in answer.message:
-            return ForbiddenError(
-                f"{text}. The namespace is being deleted: wait until it is gone and create it "
-                "anew, or give another namespace="
-            )
-        if RESTRICTED in text:  # check() knows what helps
-            return ForbiddenError(text)
-        if not answer.reason:
-            return ForbiddenError(f"{text}{_not_its_own(status)}")
-        return ForbiddenError(
-            f"{text}. No right is missing: a policy of the cluster refuses this. Change what it "
-            "names, by an argument or by pod_overlay=, or ask the administrators of the cluster"
-        )
+        return ForbiddenError(text if reason else f"{text}{_not_its_own(status)}")
     if status in {404, 409, 410}:
         # An answer about an object counts as the cluster's own only if it has a reason: a proxy
         # sends status codes of its own.
-        if status == 404 and answer.reason == "NotFound":
+        if status == 404 and reason == "NotFound":
             missing = MissingError(text)
-            missing.about = answer.about
+            missing.about = text_of(details.get("kind")), text_of(details.get("name"))
             return missing
-        if status == 409 and answer.reason:
+        if status == 409 and reason:
             return ConflictError(text)
-        if status == 410 and answer.reason:
-            return ExpiredError(text)
+        if status == 410 and reason:
+            return UnavailableError(text)  # reading a list took so long that it has to begin anew
         return UnavailableError(f"{text}{_not_its_own(status)}")
     if status == 429:
-        return ThrottledError(text, retry_after=answer.retry_after)
+        pause = headers.get("Retry-After") or details.get("retryAfterSeconds")
+        return ThrottledError(text, retry_after=_seconds(pause))
     if status >= 500:
         return UnavailableError(text)
     if status in {413, 415, 422}:
         return InvalidRequestError(text)
-    if not answer.reason:  # such as the redirection to a page where one logs in
+    if not reason:  # such as the redirection to a page where one logs in
         return UnavailableError(f"{text}{_not_its_own(status)}")
     return BackendError(text)
 

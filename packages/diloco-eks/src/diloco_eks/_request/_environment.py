@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from diloco_protocol import InvalidRequestError
-from diloco_protocol.backend import is_reserved
+from diloco_protocol import InvalidRequestError, ReplicaSpec, spec_to_environment
+from diloco_protocol.backend import is_reserved, redact_spec
 
 from ._names import FAILURES, IGNORED_FAILURES, secret_reference
 
@@ -17,6 +17,8 @@ from ._names import FAILURES, IGNORED_FAILURES, secret_reference
 FAILURES_VARIABLE = "DILOCO_EKS_FAILURES"
 IGNORED_VARIABLE = "DILOCO_EKS_IGNORED_FAILURES"
 INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
+# Of the encoded arguments: every pod repeats them, in every list of pods.
+_MOST_BYTES = 256 * 1024
 
 
 def escape(value: str) -> str:
@@ -27,8 +29,29 @@ def escape(value: str) -> str:
     return value.replace("$", "$$")
 
 
+def spec_variables(spec: ReplicaSpec, *, shown: bool = False) -> dict[str, str]:
+    """Return a spec as variables.
+
+    Args:
+        spec: The spec.
+        shown: Whether to leave secrets out of the variables, for a plan; they are encoded, so this
+            cannot be done later.
+
+    Raises:
+        InvalidRequestError: The arguments are too large.
+    """
+    variables = spec_to_environment(spec)
+    size = sum(map(len, variables.values()))
+    if size > _MOST_BYTES:
+        raise InvalidRequestError(
+            f"the arguments are {size} bytes when they are encoded, and a pod may carry "
+            f"{_MOST_BYTES}: put large arguments into the store and pass their address"
+        )
+    return spec_to_environment(redact_spec(spec)) if shown else variables
+
+
 def container_environment(
-    spec: list[dict[str, Any]], env: Mapping[str, str], secrets: Mapping[str, str]
+    spec: Mapping[str, str], env: Mapping[str, str], secrets: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """Return the container's ``env``.
 
@@ -47,32 +70,26 @@ def container_environment(
         entries.append(
             {"name": name, "valueFrom": {"secretKeyRef": secret_reference(name, reference)}}
         )
-    entries += spec
+    entries += [{"name": name, "value": piece} for name, piece in spec.items()]
     for name, annotation in ((FAILURES_VARIABLE, FAILURES), (IGNORED_VARIABLE, IGNORED_FAILURES)):
         field = {"fieldPath": f"metadata.annotations['{annotation}']"}
         entries.append({"name": name, "valueFrom": {"fieldRef": field}})
     return entries
 
 
-def runner_arguments(message_path: str, pieces: Iterable[str], digest: str | None) -> list[str]:
+def runner_arguments(message_path: str, pieces: Iterable[str]) -> list[str]:
     """Return the runner's arguments, in which Kubernetes fills in the variables.
 
     Without them the runner would take every variable with the prefix of a spec for a piece of it,
-    even one that ``envFrom`` of an overlay adds. So the pieces are named one by one where the pod
-    itself has them; where they are elsewhere, the runner is told their digest.
+    even one that ``envFrom`` of an overlay adds. So the pieces are named one by one.
 
     Args:
         message_path: The file to which the runner reports.
         pieces: Names of the variables that hold the spec, in order.
-        digest: Digest of the spec, if it is kept where others may write too.
     """
     named = list(pieces)
     return [
-        *(
-            [f"--spec-piece={n}/{len(named)}:$({name})" for n, name in enumerate(named)]
-            if digest is None
-            else [f"--spec-sha256={digest}"]
-        ),
+        *(f"--spec-piece={n}/{len(named)}:$({name})" for n, name in enumerate(named)),
         f"--index=$({INDEX_VARIABLE})",
         f"--failed=$({FAILURES_VARIABLE})",
         f"--failed=$({IGNORED_VARIABLE})",

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from diloco_protocol import InvalidRequestError
-from diloco_protocol.backend import ANY, parse_gpu, shown
-
-from ._names import check_key, check_label_value
+from diloco_protocol.backend import ANY, parse_gpu
 
 KARPENTER = "karpenter.k8s.aws/instance-gpu-name"
 AUTO_MODE = "eks.amazonaws.com/instance-gpu-name"
@@ -25,9 +22,7 @@ RESERVATION = "karpenter.k8s.aws/capacity-reservation-id"
 RESERVATION_TYPE = "karpenter.k8s.aws/capacity-reservation-type"
 BLOCK = "block"
 
-_NAME = re.compile(r"[A-Za-z][\w.-]*", re.ASCII)
 _MOST_GPUS = 16  # of one node, if the model is not known
-Table = Mapping[str, Mapping[str, Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,76 +31,59 @@ class Model:
 
     Attributes:
         name: Its name in Karpenter's and Auto Mode's label.
-        products: Its names in the label of NVIDIA's GPU feature discovery.
+        products: Its names in the label of NVIDIA's GPU feature discovery, with blanks between.
         types: Instance type → GPUs of one node. Source: EKS user guide, "ml-workload-placement";
             EC2 instance types.
         resource: Name of the resource that counts them; None for GPUs of NVIDIA.
     """
 
     name: str
-    products: tuple[str, ...]
+    products: str
     types: Mapping[str, int]
     resource: str | None = None
 
 
-def _sizes(family: str, counts: Mapping[int, str]) -> dict[str, int]:
-    return {f"{family}.{size}": count for count, sizes in counts.items() for size in sizes.split()}
+def _sizes(text: str) -> dict[str, int]:
+    """Return instance types with the number of their GPUs, from ``"g5 1 xlarge 4 12xlarge"``."""
+    family, *words = text.split()
+    types, count = {}, 0
+    for word in words:
+        if word.isdigit():
+            count = int(word)
+        else:
+            types[f"{family}.{word}"] = count
+    return types
 
 
-_SMALL = {1: "xlarge 2xlarge 4xlarge 8xlarge 16xlarge", 4: "12xlarge 24xlarge", 8: "48xlarge"}
+_SMALL = "1 xlarge 2xlarge 4xlarge 8xlarge 16xlarge 4 12xlarge 24xlarge 8 48xlarge"
+_G4DN = _sizes("g4dn 1 xlarge 2xlarge 4xlarge 8xlarge 16xlarge 4 12xlarge 8 metal")
+_P3 = _sizes("p3 1 2xlarge 4 8xlarge 8 16xlarge") | _sizes("p3dn 8 24xlarge")
+_G6 = _sizes(f"g6 {_SMALL}") | _sizes("gr6 1 4xlarge 8xlarge")
+_G6F = _sizes("g6f 1 large xlarge 2xlarge 4xlarge") | _sizes("gr6f 1 4xlarge")
+_G7E = _sizes("g7e 1 2xlarge 4xlarge 8xlarge 2 12xlarge 4 24xlarge 8 48xlarge")
+_TRN1 = _sizes("trn1 1 2xlarge 16 32xlarge") | _sizes("trn1n 16 32xlarge")
+_TRN2 = _sizes("trn2 1 3xlarge 16 48xlarge") | _sizes("trn2u 16 48xlarge")
+_P4DE = {"p4de.24xlarge": 8}
 MODELS: Mapping[str, Model] = {
-    "T4": Model(
-        "t4",
-        ("Tesla-T4",),
-        _sizes("g4dn", {1: "xlarge 2xlarge 4xlarge 8xlarge 16xlarge", 4: "12xlarge", 8: "metal"}),
-    ),
-    "V100": Model(
-        "v100",
-        ("Tesla-V100-SXM2-16GB", "Tesla-V100-SXM2-32GB"),
-        {"p3.2xlarge": 1, "p3.8xlarge": 4, "p3.16xlarge": 8, "p3dn.24xlarge": 8},
-    ),
-    "A10G": Model("a10g", ("NVIDIA-A10G",), _sizes("g5", _SMALL)),
-    "L4": Model(
-        "l4",
-        ("NVIDIA-L4",),
-        {**_sizes("g6", _SMALL), **_sizes("gr6", {1: "4xlarge 8xlarge"})},
-    ),
-    # Parts of an L4: an eighth to a half of its memory.
-    "L4-PART": Model(
-        "l4",
-        (),
-        {**_sizes("g6f", {1: "large xlarge 2xlarge 4xlarge"}), **_sizes("gr6f", {1: "4xlarge"})},
-    ),
-    "L40S": Model("l40s", ("NVIDIA-L40S",), _sizes("g6e", _SMALL)),
+    "T4": Model("t4", "Tesla-T4", _G4DN),
+    "V100": Model("v100", "Tesla-V100-SXM2-16GB Tesla-V100-SXM2-32GB", _P3),
+    "A10G": Model("a10g", "NVIDIA-A10G", _sizes(f"g5 {_SMALL}")),
+    "L4": Model("l4", "NVIDIA-L4", _G6),
+    "L4-PART": Model("l4", "", _G6F),  # parts of an L4: an eighth to a half of its memory
+    "L40S": Model("l40s", "NVIDIA-L40S", _sizes(f"g6e {_SMALL}")),
     "A100": Model(
-        "a100",
-        ("NVIDIA-A100-SXM4-40GB", "NVIDIA-A100-SXM4-80GB"),
-        {"p4d.24xlarge": 8, "p4de.24xlarge": 8},
+        "a100", "NVIDIA-A100-SXM4-40GB NVIDIA-A100-SXM4-80GB", {"p4d.24xlarge": 8, **_P4DE}
     ),
-    "A100-80GB": Model("a100", ("NVIDIA-A100-SXM4-80GB",), {"p4de.24xlarge": 8}),
-    "H100": Model("h100", ("NVIDIA-H100-80GB-HBM3",), {"p5.4xlarge": 1, "p5.48xlarge": 8}),
-    "H200": Model("h200", ("NVIDIA-H200",), {"p5e.48xlarge": 8, "p5en.48xlarge": 8}),
-    "B200": Model("b200", ("NVIDIA-B200",), {"p6-b200.48xlarge": 8}),
-    "B300": Model("b300", ("NVIDIA-B300",), {"p6-b300.48xlarge": 8}),
+    "A100-80GB": Model("a100", "NVIDIA-A100-SXM4-80GB", _P4DE),
+    "H100": Model("h100", "NVIDIA-H100-80GB-HBM3", {"p5.4xlarge": 1, "p5.48xlarge": 8}),
+    "H200": Model("h200", "NVIDIA-H200", {"p5e.48xlarge": 8, "p5en.48xlarge": 8}),
+    "B200": Model("b200", "NVIDIA-B200", {"p6-b200.48xlarge": 8}),
+    "B300": Model("b300", "NVIDIA-B300", {"p6-b300.48xlarge": 8}),
     # The models from here on are from the vendors' documents, and were not tried on a cluster.
-    "GB200": Model("gb200", ("NVIDIA-GB200",), {"p6e-gb200.36xlarge": 4}),
-    "RTX-PRO-6000": Model(
-        "rtx-pro-6000",
-        ("NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition",),
-        _sizes("g7e", {1: "2xlarge 4xlarge 8xlarge", 2: "12xlarge", 4: "24xlarge", 8: "48xlarge"}),
-    ),
-    "TRAINIUM": Model(
-        "trainium",
-        (),
-        {"trn1.2xlarge": 1, "trn1.32xlarge": 16, "trn1n.32xlarge": 16},
-        NEURON,
-    ),
-    "TRAINIUM2": Model(
-        "trainium2",
-        (),
-        {"trn2.3xlarge": 1, "trn2.48xlarge": 16, "trn2u.48xlarge": 16},
-        NEURON,
-    ),
+    "GB200": Model("gb200", "NVIDIA-GB200", {"p6e-gb200.36xlarge": 4}),
+    "RTX-PRO-6000": Model("rtx-pro-6000", "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition", _G7E),
+    "TRAINIUM": Model("trainium", "", _TRN1, NEURON),
+    "TRAINIUM2": Model("trainium2", "", _TRN2, NEURON),
 }
 # For these models, the label of Karpenter and Auto Mode does not distinguish variants, or is not
 # known for sure, so the instance types are used.
@@ -130,81 +108,30 @@ class PlacedGpus:
     resource: str | None = None
 
 
-def check_table(table: Table | None) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Check a caller's own table of GPUs: name → node label → values of which one must match.
-
-    Raises:
-        InvalidRequestError: The value is not such a table.
-    """
-    checked: dict[str, dict[str, tuple[str, ...]]] = {}
-    if table is not None and not isinstance(table, Mapping):
-        raise InvalidRequestError(
-            f"gpu_types must map names of GPUs to node labels and their values, not {shown(table)}"
-        )
-    for name, places in (table or {}).items():
-        if not isinstance(name, str) or not _NAME.fullmatch(name) or name.lower() == ANY:
-            raise InvalidRequestError(
-                f"gpu_types has the name {shown(name)}: letters, digits, '-', '_' and '.' are "
-                "allowed"
-            )
-        called = f"gpu_types[{name!r}]"
-        if not isinstance(places, Mapping) or not places:
-            raise InvalidRequestError(
-                f"{called} must map node labels to lists of values, not {shown(places, called)}"
-            )
-        for label, values in places.items():
-            if (
-                isinstance(values, str)
-                or not isinstance(values, Collection)
-                or not values
-                or not all(isinstance(value, str) for value in values)
-            ):
-                inside = f"{called}[{shown(label)}]"
-                raise InvalidRequestError(
-                    f"{inside} must be a list of the label's values, not {shown(values, inside)}"
-                )
-            check_key(called, label)
-            for value in filter(None, values):  # a label may be empty
-                check_label_value(f"{called}[{label!r}]", value)
-        if name.upper() in checked:
-            raise InvalidRequestError(
-                f"gpu_types has the name {shown(name)} twice: upper and lower case are the same"
-            )
-        checked[name.upper()] = {label: tuple(values) for label, values in places.items()}
-    return checked
-
-
-def place_gpus(text: str, table: Table | None = None) -> PlacedGpus:
+def place_gpus(text: str) -> PlacedGpus:
     """Return the GPUs that ``gpu=`` asks for, and the nodes that have them.
 
-    :func:`diloco_protocol.backend.parse_gpu` describes the text.
-
-    Args:
-        text: The request; names may be in upper or lower case.
-        table: The caller's own table, by upper-case name; it takes precedence over the built-in
-            one.
+    :func:`diloco_protocol.backend.parse_gpu` describes the text; names may be in upper or lower
+    case.
 
     Raises:
         InvalidRequestError: The text has another form, the name is unknown (the error lists the
             known ones), or no node has so many GPUs.
     """
-    table = table or {}
     wanted = parse_gpu(text)
     name, count = wanted.name.upper(), wanted.count
     most = _MOST_GPUS
     places: Mapping[str, tuple[str, ...]] = {}
     resource = None
-    if name in table:
-        places = {label: tuple(values) for label, values in table[name].items()}
-    elif name in MODELS:
+    if name in MODELS:
         model = MODELS[name]
         most = max(model.types.values())
         places, resource = _places(name, model, count), model.resource
     elif wanted.name != ANY:
-        known = ", ".join([*sorted({*MODELS, *table}), ANY])
+        known = ", ".join([*sorted(MODELS), ANY])
         raise InvalidRequestError(
-            f"gpu={text!r}: there is no GPU {wanted.name!r}; known are {known}; gpu_types= adds "
-            "others"
+            f"gpu={text!r}: there is no GPU {wanted.name!r}; known are {known}. For another, "
+            "give the number alone and the label of its nodes in node_selector="
         )
     if count > most:
         raise InvalidRequestError(
@@ -218,7 +145,7 @@ def _places(name: str, model: Model, count: int) -> dict[str, tuple[str, ...]]:
     # HyperPod's nodes have SageMaker's spelling.
     types = tuple(spelling for kind in fitting for spelling in (kind, f"ml.{kind}"))
     named = {} if name in AMBIGUOUS else {KARPENTER: (model.name,), AUTO_MODE: (model.name,)}
-    products = {FEATURE_DISCOVERY: model.products} if model.products else {}
+    products = {FEATURE_DISCOVERY: tuple(model.products.split())} if model.products else {}
     return {**named, **products, INSTANCE_TYPE: types}
 
 

@@ -17,13 +17,12 @@ from diloco_protocol.backend import FINAL_CODE, RUNNER, is_reserved
 
 from ..__about__ import __version__
 from . import _names as names
-from ._arguments import encoded_spec, spec_entries
-from ._environment import container_environment, runner_arguments
+from ._environment import container_environment, runner_arguments, spec_variables
 from ._gpus import PlacedGpus, node_affinity, place_gpus
 from ._overlay import apply_overlay
 from ._pod import shape_pod
 from ._pod_options import CODE_PATH
-from ._quantities import check_bytes, check_cpu, parse_quantity
+from ._quantities import check_bytes, check_cpu
 
 if TYPE_CHECKING:
     from diloco_protocol import ReplicaSpec, RunRequest
@@ -164,7 +163,7 @@ def _labels(request: RunRequest, options: EKSOptions) -> dict[str, str]:
 def _template(
     request: RunRequest, options: EKSOptions, labels: Mapping[str, str], shown: bool
 ) -> dict[str, Any]:
-    gpu = place_gpus(request.gpu, options.gpu_types) if request.gpu is not None else None
+    gpu = place_gpus(request.gpu) if request.gpu is not None else None
     if gpu is not None and options.runtime_class_name is not None:
         warnings.warn(
             f"runtime_class_name={options.runtime_class_name!r} together with GPUs: gVisor and "
@@ -172,17 +171,13 @@ def _template(
             UserWarning,
             stacklevel=2,
         )
-    pieces, digest = encoded_spec(request, options, shown=shown)
+    spec = spec_variables(request.specs(grace=options.grace)[0], shown=shown)
     container: dict[str, Any] = {
         "name": names.CONTAINER,
         "image": options.image,
         "command": list(options.command or RUNNER),
-        "args": runner_arguments(MESSAGE_PATH, pieces, digest),
-        "env": container_environment(
-            spec_entries(request.run_id, pieces, digest),
-            _with_code(request, options),
-            request.secrets,
-        ),
+        "args": runner_arguments(MESSAGE_PATH, spec),
+        "env": container_environment(spec, _with_code(request, options), request.secrets),
         "resources": _resources(request, options, gpu),
         "terminationMessagePath": MESSAGE_PATH,
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -250,11 +245,6 @@ def _resources(
         del limits["cpu"]
     elif options.cpu_limit != "request":
         limits["cpu"] = options.cpu_limit
-        if (parse_quantity(limits["cpu"]) or 0) < (parse_quantity(amounts["cpu"]) or 0):
-            raise InvalidRequestError(
-                f"cpu_limit={options.cpu_limit!r} is less than the {amounts['cpu']} that a replica "
-                "requests: give more, or None for no limit"
-            )
     return {"requests": amounts, "limits": limits}
 
 

@@ -102,13 +102,8 @@ def check_labels(what: str, labels: Mapping[str, str]) -> dict[str, str]:
     for key, value in labels.items():
         check_key(what, key)
         if is_taken(key):
-            instead = (
-                "; give queue= to the executor, which looks whether there is such a queue"
-                if key == QUEUE
-                else ""
-            )
             raise InvalidRequestError(
-                f"{what} may not set {key}: the launch or the Job controller sets it{instead}"
+                f"{what} may not set {key}: the launch, the Job controller or queue= sets it"
             )
         if value != "":
             check_label_value(f"{what}[{key!r}]", value, "; put longer text into annotations=")
@@ -148,13 +143,9 @@ def secret_reference(variable: str, reference: str) -> dict[str, str]:
     Raises:
         InvalidRequestError: The text is not such a reference.
     """
-    name, slash, key = reference.partition("/")
-    if (
-        not slash
-        or not _SECRET_KEY.fullmatch(key)
-        or len(name) > 253
-        or not _DNS_SUBDOMAIN.fullmatch(name)
-    ):
+    name, _, key = reference.partition("/")
+    named = len(name) <= 253 and _DNS_SUBDOMAIN.fullmatch(name)
+    if not named or not _SECRET_KEY.fullmatch(key):
         raise InvalidRequestError(
             f"secrets[{variable!r}] must be 'name/key' of a Secret in the run's namespace: a "
             "reference, never a value"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from diloco_protocol import Backoff, InvalidRequestError, RunJournal
 from diloco_protocol.backend import (
@@ -17,6 +18,7 @@ from diloco_protocol.backend import (
     check_command,
     check_flag,
     check_journal,
+    check_json,
     check_names,
     check_path,
     check_restarts,
@@ -36,28 +38,23 @@ from diloco_protocol.backend import (
     whole,
 )
 
-from ._gpus import Table, check_table
 from ._names import check_dns_label, check_key, check_label_value, check_labels, check_object_name
-from ._overlay_shape import check_overlay
-from ._pod_options import check_code, check_mounts, check_pull_secrets
+from ._overlay import check_overlay
+from ._pod_options import check_mounts, check_pull_secrets
 from ._quantities import check_bytes, check_cpu
+from ._shape import misfit
 
 _DAY = 86_400
 _OWN = "one of the executor's own"
-_APIS = {
-    "batch_api": ("BatchV1Api", "create_namespaced_job"),
-    "core_api": ("CoreV1Api", "list_namespaced_pod"),
-}
-"""What is handed in, and one of the calls that it must have."""
-_TOLERATION_FIELDS = frozenset({"key", "operator", "value", "effect", "tolerationSeconds"})
 
 
 def _check_api(name: str, value: object) -> Any:
     # It is of whichever class the caller's client has.
-    kind, call = _APIS[name]
+    call = {"batch_api": "create_namespaced_job", "core_api": "list_namespaced_pod"}[name]
     if isinstance(value, type) or not (hasattr(value, "api_client") and hasattr(value, call)):
         raise InvalidRequestError(
-            f"{name} must be a kubernetes.client.{kind}, not a value of type {type(value).__name__}"
+            f"{name} must be an API of the package kubernetes that has {call}, not a value of type "
+            f"{type(value).__name__}"
         )
     return value
 
@@ -97,24 +94,13 @@ def _check_annotations(name: str, values: object) -> dict[str, str]:
     return annotations
 
 
-def _check_tolerations(name: str, values: object) -> tuple[dict[str, Any], ...]:
-    if not isinstance(values, Iterable) or isinstance(values, (str, bytes, Mapping)):
-        raise InvalidRequestError(f"{name} must be a list of mappings, not {shown(values)}")
-    tolerations = list(values)
-    for value in tolerations:
-        if not isinstance(value, Mapping) or not value or value.keys() - _TOLERATION_FIELDS:
-            raise InvalidRequestError(
-                f"a toleration is a mapping with some of {', '.join(sorted(_TOLERATION_FIELDS))}, "
-                f"not {shown(value)}"
-            )
-    return tuple(_toleration(name, value) for value in tolerations)
-
-
-def _toleration(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    texts = {key: text for key, text in value.items() if key != "tolerationSeconds"}
-    seconds = value.get("tolerationSeconds")
-    check_whole(f"{name}: tolerationSeconds", seconds, -(2**63), 2**63 - 1, none=True)
-    return {**value, **check_texts(name, texts)}
+def _check_tolerations(name: str, value: object) -> tuple[dict[str, Any], ...]:
+    fields = dict.fromkeys(("key", "operator", "value", "effect"), str)
+    value = list(value) if isinstance(value, tuple) else value
+    if wrong := misfit(value, [{**fields, "tolerationSeconds": int}], name):
+        raise InvalidRequestError(wrong)
+    check_json(value, name)
+    return tuple(copy.deepcopy(cast("list[dict[str, Any]]", value)))
 
 
 def _check_namespaces(name: str, value: object) -> tuple[str, ...]:
@@ -127,11 +113,7 @@ def _check_ttl(name: str, value: object) -> int | None:
 
 
 def _check_cpu_limit(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise InvalidRequestError(
-            f"{name} must be 'request', an amount such as '8', or None, not {shown(value)}"
-        )
-    return value if value == "request" else check_cpu(name, value)
+    return "request" if value == "request" else check_cpu(name, value)
 
 
 _check_reservation = text_like(
@@ -183,8 +165,6 @@ class EKSOptions(Options):
             are only the runners' deadlines.
         grace: Seconds between SIGTERM and SIGKILL.
         queue: Name of Kueue's local queue.
-        gpu_types: GPU name → node label → values of that label, added to the built-in table or
-            replacing its entries.
         ephemeral_storage: Local disk of a replica, such as ``100Gi``.
         shm_size: Size of ``/dev/shm``, such as ``8Gi``; counts as memory. With several GPUs it is
             as large as the memory if left out.
@@ -200,7 +180,6 @@ class EKSOptions(Options):
             ``spread_nodes``: as evenly as possible. None: wherever there is room.
         capacity_reservation: Id of a capacity reservation (``cr-…``; Karpenter's nodes), or
             ``block`` for capacity blocks.
-        hyperpod: Whether to use only nodes of HyperPod that passed its health checks.
         restricted: Whether pods comply with the Pod Security Standard "restricted": user 1000, no
             privileges. The image must allow that.
         pod_overlay: A pod template that is merged over the executor's own by name (volumes, pull
@@ -255,9 +234,6 @@ class EKSOptions(Options):
     pending_timeout: float | None = option(3600, check=or_none(check_seconds))
     grace: float = option(10.0, check=seconds(_DAY))
     queue: str | None = option(None, check=check_label_value)
-    gpu_types: Table | None = option(
-        None, check=lambda _, table: check_table(table), type="name to label to values"
-    )
     ephemeral_storage: str | None = option(None, check=check_bytes, type="quantity")
     shm_size: str | None = option(None, check=check_bytes, type="quantity")
     efa: int = option(0, check=whole(0, 64))
@@ -267,12 +243,11 @@ class EKSOptions(Options):
     priority_class_name: str | None = option(None, check=check_object_name)
     image_pull_secrets: Sequence[str] | None = option(None, check=check_pull_secrets)
     mounts: Mapping[str, str] | None = option(None, check=check_mounts)
-    code: str | None = option(None, check=check_code)
+    code: str | None = option(None, check=check_object_name)
     topology: Literal["one_zone", "spread_zones", "spread_nodes"] | None = option(
         None, check=one_of("one_zone", "spread_zones", "spread_nodes")
     )
     capacity_reservation: str | None = option(None, check=_check_reservation)
-    hyperpod: bool = option(False, check=check_flag)
     restricted: bool = option(False, check=check_flag)
     pod_overlay: Mapping[str, Any] | None = option(None, check=check_overlay, type="pod template")
     request_timeout: float = option(30.0, check=seconds(_DAY))

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from diloco_protocol import InvalidRequestError
-
 from . import _names as names
 from ._options import EKSOptions
 from ._pod_options import CODE_PATH, MOUNT
@@ -22,8 +20,6 @@ _VOLUMES: Mapping[str, Callable[[str], Json]] = {
 _USER = 1000
 _ZONE = "topology.kubernetes.io/zone"
 _HOST = "kubernetes.io/hostname"
-# https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-resiliency-node-labels.html
-_HEALTHY = {"sagemaker.amazonaws.com/node-health-status": "Schedulable"}
 
 
 def shape_pod(pod: Json, options: EKSOptions, labels: Mapping[str, str], gpus: int) -> None:
@@ -35,12 +31,6 @@ def shape_pod(pod: Json, options: EKSOptions, labels: Mapping[str, str], gpus: i
         labels: The labels of the pods of the run.
         gpus: How many GPUs a pod has.
     """
-    if options.hyperpod:
-        pod["nodeSelector"] = {**pod.get("nodeSelector", {}), **_HEALTHY}
-        if pod["nodeSelector"] != {**_HEALTHY, **(options.node_selector or {})}:
-            raise InvalidRequestError(
-                f"node_selector and hyperpod=True both set {next(iter(_HEALTHY))}: leave one out"
-            )
     _mount(pod, options, gpus)
     if options.topology is not None:
         _place(pod, options.topology, {names.RUN: labels[names.RUN]})
@@ -49,40 +39,21 @@ def shape_pod(pod: Json, options: EKSOptions, labels: Mapping[str, str], gpus: i
 
 
 def _mount(pod: Json, options: EKSOptions, gpus: int) -> None:
-    _check_free(options)
     mounts = dict(options.mounts or {})
     # The processes of several GPUs talk through shared memory (NCCL), and have 64 MiB otherwise.
     if options.shm_size is not None or (gpus > 1 and _SHM not in mounts):
         size = {} if options.shm_size is None else {"sizeLimit": options.shm_size}
         _add_volume(pod, "shm", {"emptyDir": {"medium": "Memory", **size}}, _SHM)
-    if options.code is not None:
-        mounts[CODE_PATH] = f"configmap/{options.code}:ro"
-    for number, (path, source) in enumerate(sorted(mounts.items())):
+    # The cluster refuses two volumes at one path.
+    sources = list(mounts.items())
+    sources += [] if options.code is None else [(CODE_PATH, f"configmap/{options.code}:ro")]
+    for number, (path, source) in enumerate(sorted(sources)):
         match = MOUNT.fullmatch(source)
         assert match is not None
         volume = _VOLUMES[match["kind"]](match["name"])
         _add_volume(pod, f"mount-{number}", volume, path, read_only=bool(match["ro"]))
     if options.restricted:
         _add_volume(pod, "tmp", {"emptyDir": {}}, _TMP)
-
-
-def _check_free(options: EKSOptions) -> None:
-    """Refuse a mount at a path where an option mounts a volume.
-
-    The cluster refuses two volumes at one path, but its message does not say where the other one
-    comes from.
-    """
-    options_by_path = {
-        _SHM: ("shm_size", options.shm_size),
-        CODE_PATH: ("code", options.code),
-        _TMP: ("restricted", options.restricted or None),
-    }
-    for path, (name, value) in options_by_path.items():
-        if value is not None and path in (options.mounts or {}):
-            raise InvalidRequestError(
-                f"mounts has the path {path!r}, where {name}={value!r} mounts a volume of its own: "
-                f"give another path, or leave {name}= out"
-            )
 
 
 def _add_volume(pod: Json, name: str, source: Json, path: str, *, read_only: bool = False) -> None:

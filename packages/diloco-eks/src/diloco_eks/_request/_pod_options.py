@@ -44,15 +44,6 @@ def check_mounts(what: str, value: object) -> dict[str, str]:
     return mounts
 
 
-def check_code(what: str, value: object) -> str:
-    """Check for the name of a ConfigMap.
-
-    Raises:
-        InvalidRequestError: The value is not such a name.
-    """
-    return names.check_object_name(f"{what}, the name of a ConfigMap,", value)
-
-
 def check_pull_secrets(what: str, value: object) -> tuple[str, ...]:
     """Check for names of Secrets with the credentials of a registry.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from typing import cast
 
 from diloco_protocol import InvalidRequestError
 from diloco_protocol.backend import shown
@@ -76,14 +77,6 @@ def check_bytes(what: str, value: object) -> str:
 
 
 def _text(value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        return ""
-    if isinstance(value, int) and value.bit_length() > 128:  # too long to be written as text
-        return ""
-    return (
-        value
-        if isinstance(value, str)
-        else f"{value:g}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    if type(value) in {int, float} and -(2**63) < cast("float", value) < 2**63:
+        return str(value)
+    return value if isinstance(value, str) else ""

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from diloco_protocol import Reason, ReplicaState, ReplicaStatus
-from diloco_protocol.backend import redact_and_cut
 
-from ._cause import deleted_by_others, ended_by_itself
-from ._deletion import how_deleted, why_gone
+from ._cause import deleted_by_others, ended_by_itself, why_gone
 from ._facts import JobFacts, PodFacts
-from ._indexes import compress_ranks
-from ._native import native, native_end
 from ._observation import Observation, evidence
-from ._verdict import Verdict, hides_failure, interrupted, judge, read_message
-
-_SHOWN = 500
+from ._verdict import Verdict, hides_failure, judge, native, native_end
 
 
 class Ends:
@@ -44,12 +37,9 @@ class Ends:
         """Return the status of an index that the Job lists as completed."""
         pod = next((pod for pod in reversed(pods) if pod.phase == "Succeeded"), None)
         last = before.pod if pod is None and before else pod
-        if last is not None and interrupted(last):
-            if last.disrupted:
-                return self._judged(last)
+        if last is not None and hides_failure(last):
             if deleted_by_others(last, self.job.decided_at):
                 return self._deleted(last)
-        if last is not None and hides_failure(last):
             return self._judged(last)
         verdict = None if pod is None else judge(pod)
         return ReplicaStatus(
@@ -93,17 +83,9 @@ class Ends:
         return self._judged(pod, Verdict(Reason.PLATFORM, None, None, text, *times))
 
     def _judged(self, pod: PodFacts, verdict: Verdict | None = None) -> ReplicaStatus:
-        verdict = verdict or judge(pod)
+        end = asdict(verdict or judge(pod))
         return ReplicaStatus(
-            ReplicaState.FAILED,
-            attempt=pod.attempt,
-            reason=verdict.reason,
-            exit_code=verdict.exit_code,
-            signal=verdict.signal,
-            message=verdict.message,
-            started_at=verdict.started_at,
-            finished_at=verdict.finished_at,
-            native=native_end(pod),
+            ReplicaState.FAILED, attempt=pod.attempt, native=native_end(pod), **end
         )
 
     def ended_with_the_job(self, pod: PodFacts | None, before: Observation | None) -> ReplicaStatus:
@@ -151,7 +133,7 @@ class Ends:
             state,
             attempt=1 if pod is None else pod.attempt,
             reason=reason,
-            message=message + uncounted_success(last, job),
+            message=message,
             finished_at=None if end is None else end.time,
             native=native(job, pod),
         )
@@ -159,22 +141,13 @@ class Ends:
     def _gang_message(self, native: str) -> str:
         """Return who failed, for the messages of the ranks that were ended because of it."""
         if self._culprits is None:
-            job = self.job
-            text = native
+            job, text = self.job, native
             if job.culprit is not None:
-                rank = job.first_rank + job.culprit
                 pods, before = self.by_index.get(job.culprit, []), self.seen.get(job.culprit)
-                last, why = _last_seen(pods, before), self.failed(pods, before).message
-                ranks = compress_ranks(job.first_rank + index for index in job.failed)
-                several = len(job.failed) > 1
-                if last is not None and self._is_deleted(last):
-                    text = f"the pod of rank {rank} {how_deleted(last)}"
-                    text += f"; the Job counts ranks {ranks} as failed" if several else ""
-                else:
-                    text = (
-                        f"ranks {ranks} failed; rank {rank}" if several else f"rank {rank} failed"
-                    )
-                    text += f": {why}" if why else ""
+                others = f" (and {len(job.failed) - 1} more)" if len(job.failed) > 1 else ""
+                why = self.failed(pods, before).message
+                text = f"rank {job.first_rank + job.culprit} failed{others}"
+                text += f": {why}" if why else ""
             self._culprits = f"the run was ended because {text}"
         return self._culprits
 
@@ -217,21 +190,3 @@ def uncounted_failure(pod: PodFacts | None, job: JobFacts) -> Verdict | None:
         "before its own was counted"
     )
     return replace(base, reason=Reason.TIMEOUT, message=message)
-
-
-def uncounted_success(pod: PodFacts | None, job: JobFacts) -> str:
-    """Return text for the message of a replica that succeeded too late to be counted.
-
-    It is empty for all others.
-    """
-    if pod is None or pod.terminated is None or not ended_by_itself(pod, job.decided_at):
-        return ""
-    report = read_message(pod)
-    if pod.terminated.get("exitCode") != 0 or report is None or report.outcome.exit_code != 0:
-        return ""
-    text = (
-        "; its own program had ended with exit code 0 before, which the cluster had not counted yet"
-    )
-    if report.result_lines:
-        return f"{text}, and its result went with its log"
-    return f"{text}, and returned {redact_and_cut(json.dumps(report.outcome.result), _SHOWN)}"

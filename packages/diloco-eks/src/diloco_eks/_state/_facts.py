@@ -208,8 +208,7 @@ def pods_by_index(pods: list[PodFacts]) -> dict[int, list[PodFacts]]:
     """Return the pods of every index, the newest last."""
     by_index: dict[int, list[PodFacts]] = {}
     for pod in sorted(
-        pods,
-        key=lambda pod: (pod.is_last, pod.created, pod.attempt, not pod.deleting, pod.name),
+        pods, key=lambda pod: (pod.is_last, pod.created, pod.attempt, not pod.deleting, pod.name)
     ):
         by_index.setdefault(pod.index, []).append(pod)
     return by_index

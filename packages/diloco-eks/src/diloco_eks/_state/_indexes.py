@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 from diloco_protocol import BackendError
 from diloco_protocol.backend import shown
@@ -31,14 +30,3 @@ def expand_indexes(text: str, completions: int) -> frozenset[int]:
         least = last + 1
         indexes.update(range(first, least))
     return frozenset(indexes)
-
-
-def compress_ranks(ranks: Iterable[int]) -> str:
-    """Return ranks as text for people: ``"0, 2, 5-9"``."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and spans[-1][1] == rank - 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)

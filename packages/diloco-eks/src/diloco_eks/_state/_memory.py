@@ -68,9 +68,8 @@ class Memory:
                 return known[1]
             end = self._ends.get(handle) or status
             # A cancelled run that Kueue holds has no pods; it can get some if a user resumes it.
-            goes_on = (
-                end.state is ReplicaState.CANCELLED and not status.state.terminal and _is_live(seen)
-            )
+            is_live = not seen.podless and seen.pod is not None and seen.pod.live
+            goes_on = end.state is ReplicaState.CANCELLED and not status.state.terminal and is_live
             status = status if goes_on else end
             if status.state.terminal:
                 self._ends.keep(handle, status)
@@ -112,7 +111,3 @@ class Memory:
     def has_log(self, handle: ReplicaHandle) -> None:
         """Remember that a replica's node has its log."""
         self._without_log.forget(handle)
-
-
-def _is_live(seen: Observation) -> bool:
-    return not seen.podless and seen.pod is not None and seen.pod.live

@@ -147,8 +147,7 @@ def _within(text: str, most: int) -> str:
 def _conditions(status: Mapping[str, Any]) -> dict[str, Condition]:
     return {
         text_of(condition.get("type")): Condition(
-            *_why(condition),
-            parse_time(condition.get("lastTransitionTime")),
+            *_why(condition), parse_time(condition.get("lastTransitionTime"))
         )
         for condition in mappings(status.get("conditions"))
         if condition.get("status") == "True"  # conditions that became false stay in the list

@@ -9,13 +9,11 @@ from collections.abc import Iterable, Mapping
 
 from diloco_protocol import Reason, ReplicaState, ReplicaStatus
 
-from .._request._arguments import map_name
-from ._deletion import clock, why_deleting, why_gone
+from ._cause import clock, why_deleting, why_gone
 from ._ends import Ends
 from ._facts import JobFacts, PodFacts, pods_by_index
-from ._native import native
 from ._observation import Observation, began, evidence, in_order, keep_told_to_end
-from ._verdict import judge, taken_away
+from ._verdict import judge, native, taken_away
 
 PENDING, RUNNING = ReplicaState.PENDING, ReplicaState.RUNNING
 
@@ -150,12 +148,6 @@ class _View:
             state = PENDING
             if not stopping:
                 reason, message = _why_pending(pod)
-                if f'configmap "{map_name(job.name)}' in message:
-                    message += (
-                        "; the launch was interrupted before it had sent its arguments: launch "
-                        f"again with run_id={job.name!r} and the same arguments, or "
-                        f"cancel_run({job.name!r})"
-                    )
         return ReplicaStatus(
             state,
             attempt=attempt,

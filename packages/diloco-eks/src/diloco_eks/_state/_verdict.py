@@ -1,4 +1,4 @@
-"""The end of a pod, from its own evidence alone."""
+"""The end of a pod, from its own evidence alone, and the cluster's words for its state."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import redact_and_cut, redact_text, signal_name
 
-from ._facts import PodFacts, parse_time
+from ._facts import JobFacts, PodFacts, parse_time
 
 # The kubelet could not start the container's program.
 _NOT_STARTED = frozenset(
     {"StartError", "ContainerCannotRun", "CreateContainerError", "CreateContainerConfigError"}
 )
 _SHOWN = 500
+_REASON_SHOWN = 128  # characters of a reason; Kubernetes' own reasons are shorter
 _MESSAGE_BYTES = 4096  # the kubelet cuts a termination message there
 
 
@@ -64,22 +65,6 @@ def is_damaged(pod: PodFacts) -> bool:
     return text.startswith("{") and '"exit_code":' in text and read_message(pod) is None
 
 
-def interrupted(pod: PodFacts) -> bool:
-    """Return whether a pod that counts as succeeded exited with 0 only because it was told to end.
-
-    The runner exits with another code then, so this is for containers in which another program
-    determines the exit code.
-    """
-    notice_time = pod.told_to_end if pod.disruption is None else pod.disruption.time
-    if pod.terminated is None or (pod.disruption is None and notice_time is None):
-        return False
-    report = read_message(pod)
-    if report is not None:
-        return report.outcome.exit_code != 0
-    ended = pod.finished_at
-    return ended is None or notice_time is None or ended >= notice_time  # times are whole seconds
-
-
 def hides_failure(pod: PodFacts) -> bool:
     """Return whether the runner of a pod that counts as succeeded reported a failure.
 
@@ -114,15 +99,8 @@ def judge(pod: PodFacts) -> Verdict:
     if pod.reason == "DeadlineExceeded":
         return end_with(Reason.TIMEOUT, pod.message or "it passed its deadline")
     if pod.disrupted or pod.reason == "Evicted":
-        message = taken_away(pod)
-        if exit_code != 0:
-            return end_with(Reason.EVICTED, message)
-        message = (
-            f"its container left with code 0 when it was told to end ({message}). Kubernetes "
-            "counts that as done, and does not replace it: end with another code, as "
-            "diloco_protocol.runner does"
-        )
-        return end_with(Reason.EVICTED, message, None)  # only a success may have code 0
+        # Only a success may have code 0.
+        return end_with(Reason.EVICTED, taken_away(pod), exit_code or None)
     if outcome is not None:
         aside = outcome.reason in {Reason.CANCEL_REQUESTED, Reason.COMPLETED}
         reason = Reason.ERROR if aside else outcome.reason
@@ -174,3 +152,23 @@ def _signal_name(number: object, exit_code: int | None) -> str | None:
 
 def _text(value: object) -> str:
     return value.strip() if isinstance(value, str) else ""
+
+
+def native(job: JobFacts, pod: PodFacts | None) -> str:
+    """Return the words of a Job and one of its pods."""
+    decided = next(
+        (c for c in ("Failed", "Complete", "FailureTarget", "Suspended") if c in job.conditions),
+        "active",
+    )
+    condition = job.conditions.get(decided)
+    text = f"Job {decided}" + (f" ({condition.reason})" if condition is not None else "")
+    return f"{text}; {native_end(pod)}"
+
+
+def native_end(pod: PodFacts | None) -> str:
+    """Return the words of a pod, which may be gone."""
+    if pod is None:
+        return "no pod"
+    word = pod.terminated.get("reason") if pod.terminated is not None else (pod.waiting or ("",))[0]
+    shown = redact_and_cut(str(word or ""), _REASON_SHOWN)
+    return f"pod {pod.name} {pod.phase}" + (f" ({shown})" if shown else "")

@@ -26,7 +26,6 @@ _RIGHTS = (
 )
 # Optional rights, and what is lost without each of them.
 _SPARE_RIGHTS = (
-    ("", "configmaps", ("create", "get"), "arguments of more than 64 KiB cannot be sent"),
     ("", "serviceaccounts", ("get",), "a service account that does not exist is not noticed"),
     ("", "events", ("list",), "messages do not say why pods do not start"),
 )
@@ -65,7 +64,6 @@ def check_cluster(
         return rights
     findings = [
         Finding("cluster", True, f"{cluster.client.server} answers and accepts the credentials"),
-        *(Finding("cluster", None, text) for text in cluster.client.unheeded()),
         *rights,
     ]
     if account is not None:
@@ -74,12 +72,11 @@ def check_cluster(
     if queue is not None:
         check = partial(check_queue, cluster, space, queue)
         findings += _exists("queue", f"the queue {queue}", check, patiently)
-    helps = ". Give restricted=True, with which pods comply with that standard"
-    if restricted:
-        helps = (
-            ". restricted=True was given, and pod_overlay= breaks that standard: change what it "
-            "sets"
-        )
+    helps = (
+        ". pod_overlay= breaks that standard, although restricted=True was given"
+        if restricted
+        else ". Give restricted=True, with which pods comply with that standard"
+    )
     findings += _manifest(cluster, manifest, patiently, helps)
     return [*findings, *_quotas(cluster, manifest, patiently)]
 
@@ -172,38 +169,34 @@ def _quotas(cluster: Cluster, manifest: dict[str, Any], patiently: Patiently) ->
     except BackendError as error:
         yield Finding("quota", None, str(error))
         return
-    needed, certain = needs(manifest), True
+    needed = needs(manifest)
+    # Whether a quota with scopes counts the run's pods is not known.
+    scoped = [
+        quota
+        for quota in quotas
+        if any(mapping(quota.get("spec")).get(key) for key in ("scopes", "scopeSelector"))
+    ]
     for quota in quotas:
-        name, status = quota["metadata"].get("name"), mapping(quota.get("status"))
-        spec = mapping(quota.get("spec"))
-        scoped = bool(spec.get("scopes") or spec.get("scopeSelector"))
-        hard = mapping(status.get("hard")) or mapping(spec.get("hard"))
-        used = mapping(status.get("used"))
-        for resource in sorted(hard.keys() & needed.keys()):
+        status = mapping(quota.get("status"))
+        hard, used = mapping(status.get("hard")), mapping(status.get("used"))
+        for resource in sorted(hard.keys() & needed.keys() if quota not in scoped else ()):
             limit, taken = (
                 parse_quantity(str(hard[resource])),
                 parse_quantity(str(used.get(resource, "0"))),
             )
             if limit is not None and taken is not None and taken + needed[resource] > limit:
-                need, left = _shown(needed[resource]), _shown(limit - taken)
                 text = (
-                    f"the run needs {need} of {resource}, and the quota {name} has {left} of "
-                    f"{_shown(limit)} left"
+                    f"the run needs {_shown(needed[resource])} of {resource}, and the quota "
+                    f"{quota['metadata'].get('name')} has {_shown(limit - taken)} of "
+                    f"{_shown(limit)} left: the rest of the pods would wait. Raise the quota, or "
+                    "launch fewer replicas"
                 )
-                if scoped:
-                    text += (
-                        ". It counts only pods in its scopes, and whether these are is not known"
-                    )
-                    yield Finding("quota", None, text)
-                    certain = False
-                    break
-                message = (
-                    f"{text}: the rest of the pods would wait. Raise the quota, or launch "
-                    "fewer replicas"
-                )
-                yield Finding("quota", False, message)
+                yield Finding("quota", False, text)
                 return
-    if certain:
+    if scoped:
+        text = f"{len(scoped)} quotas of {space} have scopes, and whether they count is not known"
+        yield Finding("quota", None, text)
+    else:
         yield Finding("quota", True, f"{len(quotas)} quotas of {space} leave room for the run")
 
 
@@ -215,7 +208,7 @@ def needs(manifest: Mapping[str, Any]) -> dict[str, Fraction]:
         resources = container.get("resources") or {}
         for kind in ("requests", "limits"):
             for resource, amount in (resources.get(kind) or {}).items():
-                value = (parse_quantity(amount) or Fraction(0)) * count
+                value = (parse_quantity(str(amount)) or Fraction(0)) * count
                 names = [f"{kind}.{resource}"]
                 if kind == "requests" and resource in {"cpu", "memory", "ephemeral-storage"}:
                     names.append(resource)
@@ -244,16 +237,11 @@ def check_queue(cluster: Cluster, space: str, queue: str) -> bool:
             f"queue={queue!r}: the cluster has no Kueue, so nothing would hold the run back. "
             "Install Kueue, or leave queue= out"
         )
-    try:
-        cluster.read_local_queue(space, queue)
-    except MissingError as error:
-        raise InvalidRequestError(
-            f"queue={queue!r}: there is no such LocalQueue in the namespace {space!r}, so the run "
-            f"would wait for ever ({error}). Create it, or give another queue="
-        ) from error
-    except ForbiddenError:
-        return False
-    return True
+    missing = (
+        f"queue={queue!r}: there is no such LocalQueue in the namespace {space!r}, so the run "
+        "would wait for ever: create it, or give another queue="
+    )
+    return _is_there(lambda: cluster.read_local_queue(space, queue), missing)
 
 
 def check_service_account(cluster: Cluster, space: str, name: str) -> bool:
@@ -264,13 +252,19 @@ def check_service_account(cluster: Cluster, space: str, name: str) -> bool:
     Raises:
         InvalidRequestError: There is no such service account.
     """
+    missing = (
+        f"there is no service account {name!r} in the namespace {space!r}: create it, or give "
+        "another service_account_name"
+    )
+    return _is_there(lambda: cluster.read_service_account(space, name), missing)
+
+
+def _is_there(read: Callable[[], object], missing: str) -> bool:
+    """Return whether an object could be read; refuse one that is missing."""
     try:
-        cluster.read_service_account(space, name)
+        read()
     except MissingError as error:
-        raise InvalidRequestError(
-            f"there is no service account {name!r} in the namespace {space!r}: create it, or give "
-            f"another service_account_name ({error})"
-        ) from error
+        raise InvalidRequestError(f"{missing} ({error})") from error
     except ForbiddenError:
         return False
     return True

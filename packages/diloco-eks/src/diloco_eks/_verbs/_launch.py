@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from diloco_protocol import BackendError, LaunchError, RunConflictError, UnavailableError
@@ -12,19 +11,15 @@ from diloco_protocol.backend import Patiently
 
 from .._client._cluster import Cluster
 from .._client._errors import ConflictError, MissingError, UnreachedError, warn
-from .._request import _names as names
 from .._state._facts import JobFacts
 from .._state._handles import handles_of
-from .._state._reading import mappings, read_job
+from .._state._reading import read_job
 
 
-def create(
-    cluster: Cluster, manifest: dict[str, Any], patiently: Patiently
-) -> tuple[JobFacts, bool]:
+def create(cluster: Cluster, manifest: dict[str, Any], patiently: Patiently) -> JobFacts:
     """Create the Job of a run, or find the one that an earlier try created.
 
-    Return the Job, and whether it is certainly new. A lost answer does no harm: the next try finds
-    the Job, which has the launch's fingerprint.
+    A lost answer does no harm: the next try finds the Job, which has the launch's fingerprint.
 
     Raises:
         RunConflictError: A Job of this name belongs to another launch, or is being deleted.
@@ -33,13 +28,13 @@ def create(
     """
     unsure = False
 
-    def once() -> tuple[JobFacts, bool]:
+    def once() -> JobFacts:
         nonlocal unsure
         try:
             facts = read_job(create_job(cluster, manifest))
         except ConflictError as conflict:
             with met_by(conflict):
-                return known(cluster, manifest), False
+                return known(cluster, manifest)
         except UnreachedError:
             raise
         except UnavailableError:
@@ -51,7 +46,7 @@ def create(
                 "the cluster's answer is another Job than the one that was to be created, "
                 f"{facts.name}"
             )
-        return facts, True
+        return facts
 
     try:
         return patiently(once)
@@ -60,7 +55,7 @@ def create(
         if not unsure or isinstance(error, RunConflictError):
             raise
         try:
-            return known(cluster, manifest), False
+            return known(cluster, manifest)
         except MissingError:
             raise error from None
         except BackendError as second:
@@ -76,31 +71,9 @@ def create_job(cluster: Cluster, manifest: dict[str, Any]) -> dict[str, Any]:
     """Create a Job, and log the cluster's warnings."""
     warned: list[str] = []
     job = cluster.create_job(manifest, warned=warned)
-    log_warnings(manifest, warned)
-    return job
-
-
-def log_warnings(manifest: dict[str, Any], warned: list[str]) -> None:
-    """Log the cluster's warnings about a Job."""
     for text in dict.fromkeys(warned):
         warn(f"the cluster warns of the Job {manifest['metadata']['name']}: {text}")
-
-
-def try_job(cluster: Cluster, manifest: dict[str, Any]) -> list[str]:
-    """Have the cluster check a Job, create nothing, and return the cluster's warnings.
-
-    Raises:
-        RunConflictError: There is a Job of that name, and it belongs to another launch; this launch
-            would find its own again.
-        BackendError: The Job would be refused.
-    """
-    warned: list[str] = []
-    try:
-        cluster.create_job(manifest, dry_run=True, warned=warned)
-    except ConflictError as conflict:
-        with met_by(conflict):
-            known(cluster, manifest)
-    return warned
+    return job
 
 
 @contextlib.contextmanager
@@ -131,19 +104,10 @@ def known(cluster: Cluster, manifest: dict[str, Any]) -> JobFacts:
         raise RunConflictError(
             f"the Job {space}/{name} is still being deleted: wait, or choose another run_id"
         )
-    if facts.fingerprint != manifest["metadata"]["annotations"][names.FINGERPRINT]:
-        whose = "of another launch" if facts.run_id else "that was not launched by diloco"
-        if facts.run_id and not facts.fingerprint:
-            whose = "whose fingerprint was removed"
-        raise RunConflictError(
-            f"there is a Job {space}/{name} already, {whose}: choose another run_id; "
-            f"attach({name!r}) finds a run again"
-        )
     if not _is_same(facts, manifest):
         raise RunConflictError(
-            f"there is a Job {space}/{name} with the fingerprint of this launch, and with other "
-            "labels, annotations or completions than it was given. Its pods may be running: delete "
-            "it with kubectl, or choose another run_id"
+            f"there is a Job {space}/{name} already, which is of another launch or program, or was "
+            f"changed since: choose another run_id; attach({name!r}) finds a run again"
         )
     return facts
 
@@ -157,100 +121,13 @@ def _is_same(facts: JobFacts, manifest: dict[str, Any]) -> bool:
     )
 
 
-def send_arguments(
-    cluster: Cluster,
-    manifest: dict[str, Any],
-    arguments: dict[str, Any],
-    facts: JobFacts,
-    patiently: Patiently,
-    *,
-    ours: bool,
-) -> None:
-    """Create the ConfigMap of a run whose Job exists.
-
-    If that fails, the run is deleted: its pods wait, and none has started. If the ConfigMap exists
-    all the same, the run is complete, and another caller may hold its handles: it is not deleted.
-
-    Args:
-        cluster: The cluster.
-        manifest: The Job.
-        arguments: The ConfigMap.
-        facts: The Job as it is.
-        patiently: Tries again for a while.
-        ours: Whether the Job was created just now. Any other may belong to an earlier launch, whose
-            replicas this one may not end.
-
-    Raises:
-        LaunchError: The ConfigMap could not be created, and the run still exists.
-        BackendError: The ConfigMap could not be created, and nothing is left.
-    """
-    try:
-        patiently(partial(put_arguments, cluster, arguments, facts))
-    except BaseException as error:
-        complete = None
-        with contextlib.suppress(BackendError):
-            complete = patiently(partial(has_arguments, cluster, arguments, facts))
-        if complete:
-            if isinstance(error, BackendError):
-                return
-            error.add_note(
-                f"the run {facts.run_id!r} is there, and has all it needs: attach it, or cancel it"
-            )
-            raise
-        if complete is False and ours and withdraw(cluster, manifest, patiently):
-            raise
-        raise LaunchError(
-            f"the run {facts.run_id!r} is there, but its arguments could not be sent ({error}), so "
-            "its replicas do not start. Launch it again with the same run_id and arguments, or "
-            "cancel it",
-            handles_of(facts, arguments["metadata"]["namespace"], cluster.client.server),
-        ) from error
-
-
-def put_arguments(cluster: Cluster, body: dict[str, Any], job: JobFacts) -> None:
-    """Create the ConfigMap of a Job, which owns it, so that it is removed with the Job.
-
-    The pods wait for the ConfigMap. Repeatable.
-
-    Raises:
-        BackendError: The ConfigMap was not created.
-    """
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job.name, "uid": job.uid}
-    owned = {**body, "metadata": {**body["metadata"], "ownerReferences": [owner]}}
-    space, name = body["metadata"]["namespace"], body["metadata"]["name"]
-    try:
-        cluster.create_config_map(owned)
-    except ConflictError as error:
-        if not has_arguments(cluster, body, job):
-            # The cluster is about to remove the ConfigMap of an earlier run; or it is a stranger's.
-            raise UnavailableError(
-                f"cannot create ConfigMap {space}/{name}, since there is one that is not this "
-                f"run's: {error}"
-            ) from error
-
-
-def has_arguments(cluster: Cluster, body: dict[str, Any], job: JobFacts) -> bool:
-    """Return whether a Job has its ConfigMap."""
-    metadata = body["metadata"]
-    try:
-        known = cluster.read_config_map(metadata["namespace"], metadata["name"])
-    except MissingError:
-        return False
-    owners = mappings(known["metadata"].get("ownerReferences"))
-    is_owned = any(owner.get("uid") == job.uid for owner in owners)
-    return is_owned and known.get("data") == body["data"]
-
-
-def withdraw(cluster: Cluster, manifest: dict[str, Any], patiently: Patiently) -> bool:
-    """Delete what an interrupted launch may have created; return whether nothing is left of it."""
+def withdraw(cluster: Cluster, manifest: dict[str, Any], patiently: Patiently) -> None:
+    """Delete what an interrupted launch may have created, as far as that is possible."""
 
     def once() -> None:
         with contextlib.suppress(MissingError):
             facts = known(cluster, manifest)
             cluster.delete_job(manifest["metadata"]["namespace"], facts.name, facts.uid)
 
-    try:
+    with contextlib.suppress(BackendError):
         patiently(once)
-    except BackendError:
-        return False
-    return True

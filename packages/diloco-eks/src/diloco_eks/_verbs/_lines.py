@@ -155,12 +155,7 @@ def _line(raw: bytes) -> Line:
 
 
 def _is_stamp(text: str) -> bool:
-    return (
-        len(text) >= 20
-        and text[4] == text[7] == "-"
-        and text[10] == "T"
-        and parse_time(text) is not None
-    )
+    return re.match(r"\d{4}-\d\d-\d\dT\S{9}", text) is not None and parse_time(text) is not None
 
 
 def _key(line: Line) -> int:

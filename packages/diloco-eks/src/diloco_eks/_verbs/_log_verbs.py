@@ -6,11 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import cast
 
-from diloco_protocol import (
-    BaseExecutor,
-    LogQuery,
-    ReplicaHandle,
-)
+from diloco_protocol import BaseExecutor, LogQuery, ReplicaHandle
 from diloco_protocol.backend import check_whole
 
 from .._client._cluster import Cluster
@@ -27,12 +23,7 @@ class LogVerbs(BaseExecutor):
     _clock: Callable[[], float]
 
     def stream_logs(
-        self,
-        handle: ReplicaHandle,
-        *,
-        n_lines: int = 200,
-        attempt: int | None = None,
-        previous: bool = False,
+        self, handle: ReplicaHandle, *, n_lines: int = 200, attempt: int | None = None
     ) -> str:
         """Return the last lines of a replica's log; see :meth:`BaseExecutor.stream_logs`.
 
@@ -41,7 +32,6 @@ class LogVerbs(BaseExecutor):
             n_lines: Number of lines, at most. A runtime that writes lines in pieces of less than 4
                 KiB (containerd's have 16) may cause fewer to be returned.
             attempt: Number of the attempt to read; None for the newest.
-            previous: Whether to read the attempt before the newest.
 
         Raises:
             ReplicaNotFoundError: There is no such log, or it is gone: Kubernetes removes the logs
@@ -49,12 +39,12 @@ class LogVerbs(BaseExecutor):
             UnavailableError: The replica's node could not read the log for ``retry_timeout``
                 seconds.
         """
-        if attempt is None and not previous:
+        if attempt is None:
             return super().stream_logs(handle, n_lines=n_lines)
         self._check(handle)
         check_whole("n_lines", n_lines, 1)
         log = self._patiently(lambda: self._logs(handle, LogQuery(n_lines=n_lines)))
-        return "\n".join(log.of(attempt, previous=previous))
+        return "\n".join(log.of(attempt))
 
     def log_iter(
         self,
@@ -66,7 +56,6 @@ class LogVerbs(BaseExecutor):
         regex: str | None = None,
         streams: str = "combined",
         attempt: int | None = None,
-        previous: bool = False,
     ) -> Iterator[str]:
         """Yield the lines of a replica's log; see :meth:`BaseExecutor.log_iter`.
 
@@ -78,12 +67,11 @@ class LogVerbs(BaseExecutor):
             regex: Only lines in which this regular expression is found.
             streams: ``"combined"``; Kubernetes keeps the two streams in one log.
             attempt: Number of the only attempt to read; None for the newest.
-            previous: Whether to read only the attempt before the newest.
         """
         lines = super().log_iter(
             handle, follow=follow, since=since, until=until, regex=regex, streams=streams
         )
-        return cast("PodLog", lines).of(attempt, previous=previous)
+        return cast("PodLog", lines).of(attempt)
 
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> PodLog:
         return PodLog(self._source(handle), query)

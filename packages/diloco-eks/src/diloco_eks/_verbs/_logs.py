@@ -9,12 +9,11 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from diloco_protocol import (
     BackendError,
     Backoff,
-    InvalidRequestError,
     LogQuery,
     ReplicaNotFoundError,
     ThrottledError,
@@ -66,7 +65,7 @@ class LogSource:
 
     def pods(self) -> list[PodFacts]:
         """Return the replica's pods, the newest last."""
-        pods = self.cluster.list_pods(self.namespace, self.job_uid, self.index)
+        pods, _ = self.cluster.list_pods(self.namespace, self.job_uid, self.index)
         return pods_by_index(pods).get(self.index, [])
 
     def lines(self, pod: str, *, follow: bool = False, tail: int | None = None) -> Iterator[Line]:
@@ -77,11 +76,8 @@ class LogSource:
             NoLogError: The pod exists, and its node says that it has no log.
             BackendError: The log cannot be opened; or the connection broke while it was read.
         """
-        query: dict[str, Any] = {"follow": True} if follow else {}
-        if tail is not None:
-            query["tail_lines"] = tail
         try:
-            response = self.cluster.open_log(self.namespace, pod, **query)
+            response = self.cluster.open_log(self.namespace, pod, follow=follow, tail=tail)
         except BadRequestError as error:
             if _NEVER_BEGUN.search(str(error)) is None:
                 raise
@@ -140,7 +136,6 @@ class PodLog(Iterator[str]):
         self._query = query
         self._outage = Outage(source)
         self._attempt: int | None = None
-        self._previous = False
         self._lines: Generator[str, None, None] | None = None
 
     def close(self) -> None:
@@ -152,12 +147,10 @@ class PodLog(Iterator[str]):
             self._lines = self._read()
         self._lines.close()
 
-    def of(self, attempt: int | None, *, previous: bool) -> PodLog:
+    def of(self, attempt: int | None) -> PodLog:
         """Select an attempt other than the newest."""
         check_whole("attempt", attempt, 1, none=True)
-        if attempt is not None and previous:
-            raise InvalidRequestError("give attempt= or previous=, not both")
-        self._attempt, self._previous = attempt, previous
+        self._attempt = attempt
         return self
 
     def __next__(self) -> str:
@@ -184,17 +177,13 @@ class PodLog(Iterator[str]):
 
     def _choose(self, pods: list[PodFacts]) -> PodFacts | None:
         """Return the pod to read; None if it does not exist yet."""
-        if self._attempt is not None or self._previous:
-            fitting = (
-                [pod for pod in pods if pod.attempt == self._attempt]
-                if self._attempt
-                else pods[:-1]
-            )
+        if self._attempt is not None:
+            fitting = [pod for pod in pods if pod.attempt == self._attempt]
             if not fitting:
-                which = f"of attempt {self._attempt}" if self._attempt else "of an earlier attempt"
                 attempts = ", ".join(str(pod.attempt) for pod in pods) or "none"
                 raise ReplicaNotFoundError(
-                    f"there is no log {which}; the cluster has those of attempts: {attempts}"
+                    f"there is no log of attempt {self._attempt}; the cluster has those of "
+                    f"attempts: {attempts}"
                 )
             return fitting[-1]
         if not pods and self._patiently(self._source.terminal):
@@ -259,8 +248,7 @@ class PodLog(Iterator[str]):
                 requested.
             NoLogError: The log may exist; the wait for it is over.
         """
-        chosen = self._attempt is not None or self._previous
-        last = chosen or self._patiently(self._source.terminal)
+        last = self._attempt is not None or self._patiently(self._source.terminal)
         if isinstance(error, NoLogError) and not (last and pod.over):
             raise error
         if last:
@@ -269,7 +257,7 @@ class PodLog(Iterator[str]):
     def _follow(self, pod: PodFacts | None) -> Iterator[Line]:
         """Yield the lines of one attempt after the other, until the replica has ended."""
         query, source, place, done = self._query, self._source, Place(), set[str]()
-        fixed = self._attempt is not None or self._previous
+        fixed = self._attempt is not None
 
         def ended() -> bool:
             return fixed or self._patiently(source.terminal)

@@ -56,13 +56,14 @@ def read_result(
             "executor that has a journal="
         )
     report = read_message(pod)
-    if is_damaged(pod):
-        raise ResultLostError(f"{name}, but what its runner reported cannot be read")
     if report is None:
-        raise ResultLostError(
-            f"{name}, but its container reported no result: command= must end with what starts "
+        why = (
+            "what its runner reported cannot be read"
+            if is_damaged(pod)
+            else "its container reported no result: command= must end with what starts "
             "diloco_protocol.runner, and the image must have this version of diloco-protocol"
         )
+        raise ResultLostError(f"{name}, but {why}")
     if not report.result_lines:
         return report.outcome.result
     what = f"read the log of pod {pod.name}"
@@ -70,9 +71,7 @@ def read_result(
 
     def read(tail: int | None) -> Any:
         try:
-            log = cluster.open_log(
-                handle.metadata["namespace"], pod.name, endless=False, tail_lines=tail
-            )
+            log = cluster.open_log(handle.metadata["namespace"], pod.name, endless=False, tail=tail)
         except MissingError as error:
             raise ResultLostError(f"{lost}: {error}") from error
         lines = written(lines_of(pieces(what, log)), lambda: log_is_gone(pod.name, pods()))

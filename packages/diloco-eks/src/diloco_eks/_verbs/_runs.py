@@ -21,13 +21,12 @@ from diloco_protocol.backend import check_ended, read_whole, shown
 
 from .._client._cluster import Cluster
 from .._client._errors import MissingError, NoLogError
-from .._request._arguments import map_name
 from .._request._names import CONTAINER, CONTROLLER_UID, RUN, is_label_value
 from .._state._events import is_stuck
 from .._state._facts import JobFacts, PodFacts, pods_by_index
 from .._state._handles import changed, handles_of, index_of, orphaned, same_run
 from .._state._memory import Memory
-from .._state._reading import mapping, mappings, read_job
+from .._state._reading import mappings, read_job
 from .._state._states import map_states
 from ._cancel import cancel_job, purge_job
 from ._results import read_result
@@ -66,21 +65,13 @@ class Runs:
         return job
 
     def rendezvous(self, handle: ReplicaHandle) -> str | None:
-        """Return where a replica meets the others, by its Job; raises as :meth:`job`.
-
-        If the spec is in a ConfigMap, only the one counts whose digest the Job names.
-        """
+        """Return where a replica meets the others, by its Job; raises as :meth:`job`."""
         job = self._raw_job(handle)
         index_of(handle, read_job(job))  # refuses a rank that the Job does not have
         containers = mappings(job["spec"]["template"]["spec"].get("containers"))
         container = next((item for item in containers if item.get("name") == CONTAINER), {})
-        arguments = dict(argument.partition("=")[::2] for argument in container.get("args") or [])
         pieces = {entry["name"]: entry.get("value", "") for entry in mappings(container.get("env"))}
-        if digest := arguments.get("--spec-sha256"):
-            name = map_name(handle.metadata["job_name"], digest)
-            config_map = self._cluster.read_config_map(handle.metadata["namespace"], name)
-            pieces = dict(mapping(config_map.get("data")))
-        return spec_from_environment(pieces, sha256=digest).rendezvous_uri
+        return spec_from_environment(pieces).rendezvous_uri
 
     def observe(self, handles: Sequence[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
         """Return the statuses of replicas of one run.
@@ -162,9 +153,8 @@ class Runs:
         """Read the Job, then list its pods, so that the pods are never older than the Job."""
         facts = self.job(handles[0])
         space = handles[0].metadata["namespace"]
-        versions: list[str] = []
-        pods = self._cluster.list_pods(space, facts.uid, versions=versions)
-        version = _order(versions[-1])
+        pods, listed = self._cluster.list_pods(space, facts.uid)
+        version = _order(listed)
         by_index = {index_of(handle, facts): handle for handle in handles}
         known = dict(by_index)
         if (culprit := facts.culprit) is not None:

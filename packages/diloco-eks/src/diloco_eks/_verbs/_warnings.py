@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import suppress
 
-from diloco_protocol import BackendError, ForbiddenError, ReplicaStatus
+from diloco_protocol import BackendError, ReplicaStatus
 from diloco_protocol.backend import Recent
 
 from .._client._cluster import Cluster
-from .._client._errors import warn
 from .._state._events import STUCK_SECONDS, Event, explained, read_events
 
 _MOST = 1000
@@ -27,7 +26,6 @@ class Warnings:
         self._cluster = cluster
         self._clock = clock
         self._known: Recent[str, tuple[float, list[Event]]] = Recent(_MOST)
-        self._forbidden = False
 
     def explain(self, status: ReplicaStatus, namespace: str, uid: str) -> ReplicaStatus:
         """Return the status with the cluster's warnings; an object is queried every 15 s at most.
@@ -37,19 +35,7 @@ class Warnings:
         query_time, events = self._known.get(uid) or (None, [])
         now = self._clock()
         if query_time is None or not query_time <= now < query_time + STUCK_SECONDS:
-            try:
+            with suppress(BackendError):  # check() says whether the right is missing
                 events = read_events(self._cluster.list_events(namespace, uid))
-            except ForbiddenError as error:
-                self._log(error)
-            except BackendError:
-                return explained(status, events)
             self._known.keep(uid, (now, events))
-        if self._forbidden and not events:
-            text = "why, the events would say, and listing them is not allowed"
-            return replace(status, message=f"{status.message}; {text}" if status.message else text)
         return explained(status, events)
-
-    def _log(self, error: ForbiddenError) -> None:
-        if not self._forbidden:
-            self._forbidden = True
-            warn(str(error))
