@@ -34,7 +34,6 @@ from diloco_protocol.backend import all_or_nothing, cancel_all, refuse, takes
 from ._client._calls import Client
 from ._client._errors import MissingError
 from ._client._jobs import Jobs
-from ._request._gpus import has_local_storage
 from ._request._job_requests import MAX_RESULT_BYTES, job_requests, longest_timeout
 from ._request._names import LAUNCH, job_prefix
 from ._request._options import SageMakerOptions
@@ -49,21 +48,11 @@ from ._verbs._withdraw import withdraw
 
 _SECONDS_TO_BE_TAKEN = 10.0
 """Seconds in which no job is ended and deleted, and its name taken; AWS states no number."""
-_LEFT_OUT: dict[str, Any] = {
-    "pending_timeout": None,
-    "platform_retries": 0,
-    "instance_preferences": None,
-}
-"""Options that are left out for the job that tries a rendezvous.
+_LEFT_OUT = frozenset({"InputDataConfig", "ResourceConfig", "StoppingCondition"})
+"""Fields of an overlay that the job which tries a rendezvous does not have.
 
 It needs no GPU and no data, and is over in a minute.
 """
-
-_FIELDS_LEFT_OUT = {
-    "ResourceConfig": ("KeepAlivePeriodInSeconds", "TrainingPlanArn", "InstancePlacementConfig"),
-    "StoppingCondition": ("MaxPendingTimeInSeconds", "MaxWaitTimeInSeconds"),
-}
-"""Fields that are left out of that job's request, whether set by options or by an overlay."""
 
 
 class SageMakerExecutor(BaseExecutor):
@@ -138,18 +127,15 @@ class SageMakerExecutor(BaseExecutor):
     def _probe(self, patience: float) -> tuple[Any, dict[str, Any]]:
         """Return an executor for a job without GPU and data; it waits for quota as long."""
         probe = copy.copy(self)
-        overlay = dict(self._options.request_overlay or {}, InputDataConfig=None)
-        for key, fields in _FIELDS_LEFT_OUT.items():
-            overlay_fields = overlay.get(key, {})
-            # Without the fields that the overlay removes, such as the volume's size, since
-            # instances of the launch's own type do not take them.
-            kept = {name: value for name, value in overlay_fields.items() if value is not None}
-            overlay[key] = {**kept, **dict.fromkeys(fields)}
-        for_quota = min(self._options.quota_timeout, patience)
-        changed = {**_LEFT_OUT, "quota_timeout": for_quota, "request_overlay": overlay}
-        if has_local_storage(self._options.cpu_instance_type):
-            changed |= {"volume_size_gb": None, "volume_kms_key": None}
-        probe._options = replace(self._options, **changed)  # noqa: SLF001 - of this very class
+        overlay = self._options.request_overlay or {}
+        probe._options = replace(  # noqa: SLF001 - of this very class
+            self._options,
+            pending_timeout=None,
+            platform_retries=0,
+            volume_size_gb=None,
+            quota_timeout=min(self._options.quota_timeout, patience),
+            request_overlay={key: overlay[key] for key in overlay.keys() - _LEFT_OUT},
+        )
         return probe, {"spot": False}
 
     def _where(self) -> str:

@@ -12,7 +12,7 @@ from diloco_protocol import InvalidRequestError, ReplicaSpec, RunRequest, spec_t
 from diloco_protocol.backend import variables_to_strings
 
 from . import _names as names
-from ._gpus import choose_instance, gpus_of, has_gpus, has_local_storage
+from ._gpus import choose_instance, has_local_storage
 from ._model import check_request
 from ._options import DAY, GPU_TYPE, LONGEST_RUN, VOLUME_GB, SageMakerOptions
 from ._overlay import apply_overlay
@@ -122,8 +122,8 @@ def _shared(request: RunRequest, options: SageMakerOptions) -> dict[str, Any]:
         "AlgorithmSpecification": _algorithm(request, options, counted=again),
         "RoleArn": options.role_arn,
         "OutputDataConfig": {"S3OutputPath": options.output_s3_path, "CompressionType": "NONE"},
-        "ResourceConfig": _resources(request, options, instance, spot=spot),
-        "StoppingCondition": _stopping(request, options, instance, spot=spot),
+        "ResourceConfig": _resources(options, instance),
+        "StoppingCondition": _stopping(request, options, spot=spot),
         "EnableNetworkIsolation": False,
         "EnableManagedSpotTraining": spot,
         "HyperParameters": {
@@ -141,8 +141,6 @@ def _shared(request: RunRequest, options: SageMakerOptions) -> dict[str, Any]:
     if short:
         job["Environment"] = short
     job["HyperParameters"].update(variables_to_strings(long, piece_bytes=_PIECE))
-    if options.output_kms_key is not None:
-        job["OutputDataConfig"]["KmsKeyId"] = options.output_kms_key
     if again:
         job["CheckpointConfig"] = {"S3Uri": "", "LocalPath": names.CHECKPOINT_FOLDER}
     if options.platform_retries:
@@ -152,20 +150,6 @@ def _shared(request: RunRequest, options: SageMakerOptions) -> dict[str, Any]:
             "SecurityGroupIds": list(options.security_group_ids or ()),
             "Subnets": list(options.subnets),
         }
-    if options.channels:
-        job["InputDataConfig"] = [
-            {
-                "ChannelName": name,
-                "DataSource": {
-                    "S3DataSource": {
-                        "S3DataType": "S3Prefix",
-                        "S3Uri": uri,
-                        "S3DataDistributionType": "FullyReplicated",
-                    }
-                },
-            }
-            for name, uri in options.channels.items()
-        ]
     return job
 
 
@@ -191,66 +175,27 @@ def _algorithm(request: RunRequest, options: SageMakerOptions, *, counted: bool)
     arguments += ["--restarts", str(request.max_restarts)]
     if counted:
         arguments += ["--attempts", f"{names.CHECKPOINT_FOLDER}/{names.ATTEMPTS_NAME}"]
-    algorithm: dict[str, Any] = {
+    return {
         "TrainingImage": options.image_uri,
         "TrainingInputMode": "File",
         "ContainerEntrypoint": list(options.command or ()),
         "ContainerArguments": arguments,
     }
-    if options.image_credentials_arn is not None:
-        algorithm["TrainingImageConfig"] = {
-            "TrainingRepositoryAccessMode": "Vpc",
-            "TrainingRepositoryAuthConfig": {
-                "TrainingRepositoryCredentialsProviderArn": options.image_credentials_arn
-            },
-        }
-    return algorithm
 
 
-def _resources(
-    request: RunRequest, options: SageMakerOptions, instance: str, *, spot: bool
-) -> dict[str, Any]:
-    preferred = options.instance_preferences
-    if preferred is not None and spot:
-        raise InvalidRequestError(
-            "instance_preferences cannot be had on spot: leave one of them out, or give "
-            "instance_type= in its place"
-        )
-    if options.keep_alive and spot:
-        raise InvalidRequestError("keep_alive cannot be had on spot: leave one of them out")
-    kinds = [instance] if preferred is None else list(preferred)
+def _resources(options: SageMakerOptions, instance: str) -> dict[str, Any]:
     resources: dict[str, Any] = {"InstanceCount": 1, "InstanceType": instance}
-    if preferred is not None:
-        resources = {
-            "InstancePreferences": [{"InstanceType": kind, "InstanceCount": 1} for kind in kinds]
-        }
-        if (gpu := request.gpu) is not None and (
-            lacks := [kind for kind in kinds if not has_gpus(kind, gpu)]
-        ):
-            raise InvalidRequestError(
-                f"gpu={gpu!r}: instance_preferences has {lacks[0]}, which does not have that: "
-                "leave gpu= out, or have only types that do"
-            )
-    size, key = options.volume_size_gb, options.volume_kms_key
-    if not all(has_local_storage(kind) for kind in kinds):
-        resources["VolumeSizeInGB"] = int(VOLUME_GB) if size is None else size
-        if key is not None:
-            resources["VolumeKmsKeyId"] = key
-    elif size is not None or key is not None:
+    if not has_local_storage(instance):
+        resources["VolumeSizeInGB"] = options.volume_size_gb or int(VOLUME_GB)
+    elif options.volume_size_gb is not None:
         raise InvalidRequestError(
-            f"{'volume_kms_key' if size is None else 'volume_size_gb'} has no effect on "
-            f"{', '.join(kinds)}, with storage of a fixed size and no volume: leave it out"
+            f"volume_size_gb has no effect on {instance}, with storage of a fixed size and no "
+            "volume: leave it out"
         )
-    if options.keep_alive:
-        resources["KeepAlivePeriodInSeconds"] = options.keep_alive
-    if options.training_plan_arn is not None:
-        resources["TrainingPlanArn"] = options.training_plan_arn
     return resources
 
 
-def _stopping(
-    request: RunRequest, options: SageMakerOptions, instance: str, *, spot: bool
-) -> dict[str, int]:
+def _stopping(request: RunRequest, options: SageMakerOptions, *, spot: bool) -> dict[str, int]:
     """Return the service's own deadlines: backstops, since the runner ends overdue programs."""
     timeout = request.timeout or 0.0
     runtime = math.ceil((timeout + options.grace) * (1 + request.max_restarts) + _MARGIN)
@@ -268,20 +213,12 @@ def _stopping(
         wait = DAY if options.pending_timeout is None else options.pending_timeout
         stopping["MaxWaitTimeInSeconds"] = min(LONGEST_RUN, runtime + wait)
     elif options.pending_timeout is not None:
-        kinds = options.instance_preferences or (instance,)
-        if not all(gpus_of(kind) for kind in kinds):
-            raise InvalidRequestError(
-                f"pending_timeout={options.pending_timeout} can be had only on types with GPUs, "
-                f"not on {', '.join(kinds)}, or on spot"
-            )
         stopping["MaxPendingTimeInSeconds"] = options.pending_timeout
     return stopping
 
 
 def _tags(request: RunRequest, options: SageMakerOptions) -> list[dict[str, str]]:
     launch_tags = {names.TAG_RUN: request.run_id, names.TAG_COHORT: request.cohort}
-    if options.owner is not None:
-        launch_tags[names.TAG_OWNER] = options.owner
     for key in request.labels:
         if key.lower().startswith((names.TAG_PREFIX, "aws:")):
             raise InvalidRequestError(f"labels may not set {key!r}: the launch or AWS sets it")

@@ -23,7 +23,6 @@ from diloco_protocol.backend import (
     check_names,
     check_restarts,
     check_run_prefix,
-    check_text,
     check_texts,
     check_variables,
     details,
@@ -34,7 +33,6 @@ from diloco_protocol.backend import (
     whole,
 )
 
-from ._model import instance_types, some_of
 from ._names import TAG_PREFIX
 
 GPU_TYPE, VOLUME_GB = "ml.g5.2xlarge", "100"  # what is used if the options do not say
@@ -46,7 +44,6 @@ LONGEST_GRACE = (
 )
 
 _ENDPOINT = re.compile(r"https?://[^\s/?#@\ud800-\udfff]+(?:/[^\s@\ud800-\udfff]*)?", re.ASCII)
-_CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
 
 def _shown(value: object, name: str) -> str:
@@ -77,30 +74,14 @@ _check_place = text_like(
     "dots and dashes)",
     _shown,
 )
+_check_type = text_like(
+    r"ml\.[a-z0-9-]+\.[a-z0-9-]+", "an instance type for training, such as 'ml.g5.2xlarge'"
+)
 check_region_name = text_like("[A-Za-z0-9-]+", "the name of a region, such as 'eu-west-1'")
 
 
 def _check_s3(name: str, value: object) -> str:
     return _check_place(name, value).rstrip("/")
-
-
-def _check_type(name: str, value: object) -> str:
-    if not isinstance(value, str) or value not in instance_types():
-        raise InvalidRequestError(
-            f"{name} must be an instance type for training that this version of botocore knows, "
-            f"not {shown(value)}; it knows "
-            f"{some_of(instance_types(), value if isinstance(value, str) else '')}"
-        )
-    return value
-
-
-def _check_types(name: str, values: object) -> tuple[str, ...]:
-    types = check_names(name, values)
-    if not 1 <= len(types) <= 5:
-        raise InvalidRequestError(
-            f"{name} must be a list of 1 to 5 instance types, not {shown(types)}"
-        )
-    return tuple(_check_type(f"{name}[{number}]", kind) for number, kind in enumerate(types))
 
 
 def _check_tags(name: str, values: object) -> dict[str, str]:
@@ -109,18 +90,6 @@ def _check_tags(name: str, values: object) -> dict[str, str]:
         if key.lower().startswith((TAG_PREFIX, "aws:")):
             raise InvalidRequestError(f"{name} may not set {key!r}: the launch or AWS sets it")
     return tags
-
-
-def _check_channels(name: str, values: object) -> dict[str, str]:
-    channels = check_texts(name, values)
-    for channel, uri in channels.items():
-        if not _CHANNEL.fullmatch(channel):
-            raise InvalidRequestError(
-                f"{name} has the channel {channel!r}: 1 to 64 letters, digits, '.', '_' and '-' "
-                "are allowed"
-            )
-        _check_s3(f"{name}[{channel!r}]", uri)
-    return channels
 
 
 def check_endpoint(name: str, value: object) -> str:
@@ -189,9 +158,8 @@ class SageMakerOptions(Options):
         image_uri: The replicas' container image, usually in ECR.
         output_s3_path: Where jobs write their results, each below its own name.
         instance_type: The instance type for GPUs of any model (``gpu="2"``), if it has enough of
-            them; not with ``instance_preferences``.
-        cpu_instance_type: The instance type if no GPU is asked for; with ``instance_preferences``,
-            only of the job with which ``check()`` tries a rendezvous.
+            them.
+        cpu_instance_type: The instance type if no GPU is asked for.
         volume_size_gb: Size of the volume in GB; not for types whose storage is fixed.
         run_id: Prefix of the names of runs that the caller does not name.
         region: The AWS region.
@@ -206,7 +174,6 @@ class SageMakerOptions(Options):
             end. SIGTERM must reach the runner, so the command must not be run by a shell.
         env: Environment variables for every launch; those of the launch itself win.
         tags: Tags of every job, for costs and policies.
-        owner: Value of the tag ``diloco:owner``.
         spot: Whether to use managed spot capacity if the launch does not say. Replicas may then be
             interrupted and started again.
         checkpoint_s3_path: Where ``/opt/ml/checkpoints`` is kept from one attempt to the next, each
@@ -221,20 +188,10 @@ class SageMakerOptions(Options):
             wait for that long too.
         quota_timeout: Seconds for which a launch waits for quota, since a stopped job frees its own
             only minutes later.
-        keep_alive: Seconds for which an instance is kept warm for the next job, up to 21600. It
-            costs money meanwhile, and its job cannot be purged.
         security_group_ids: Security groups of the jobs, together with ``subnets``.
         subnets: Subnets of the jobs. They must lead to S3 and CloudWatch, by a NAT or endpoints.
-        volume_kms_key: KMS key of the volume; not for types whose storage is fixed, which take
-            none.
-        output_kms_key: KMS key of what is written to S3.
-        instance_preferences: Up to 5 instance types, the most wanted first; SageMaker takes one
-            that is available. Not with spot. Each must have what ``gpu=`` asks for.
-        training_plan_arn: A training plan (reserved capacity) to run in.
-        channels: Name → place in S3, which replicas find below ``/opt/ml/input/data/NAME``.
-        image_credentials_arn: The Lambda function with the credentials of a private registry that
-            is not ECR; needs ``subnets``.
-        request_overlay: Fields of CreateTrainingJob that are merged over the executor's own.
+        request_overlay: Fields of CreateTrainingJob that are merged over the executor's own: KMS
+            keys, input channels, a training plan, a warm pool, credentials of a registry.
         grace: Seconds between SIGTERM and SIGKILL, at most 110.
         request_timeout: Seconds for a connection, and for the next piece of an answer; a whole
             answer has ten times as many.
@@ -268,7 +225,6 @@ class SageMakerOptions(Options):
     command: Sequence[str] | None = option(None, check=check_command, shown=" ".join(RUNNER))
     env: Mapping[str, str] | None = option(None, check=check_variables)
     tags: Mapping[str, str] | None = option(None, check=_check_tags)
-    owner: str | None = option(None, check=check_text)
     spot: bool = option(False, check=check_flag)
     checkpoint_s3_path: str | None = option(None, check=_check_s3, shown="below `output_s3_path`")
     max_restarts: int = option(0, check=check_restarts)
@@ -277,15 +233,8 @@ class SageMakerOptions(Options):
         None, check=whole(0, LONGEST_RUN), shown="with spot a day, else SageMaker's own"
     )
     quota_timeout: float = option(0.0, check=seconds(DAY))
-    keep_alive: int = option(0, check=whole(0, 21_600))
     security_group_ids: Sequence[str] | None = option(None, check=check_names)
     subnets: Sequence[str] | None = option(None, check=check_names)
-    volume_kms_key: str | None = option(None, check=check_text)
-    output_kms_key: str | None = option(None, check=check_text)
-    instance_preferences: Sequence[str] | None = option(None, check=_check_types)
-    training_plan_arn: str | None = option(None, check=check_text)
-    channels: Mapping[str, str] | None = option(None, check=_check_channels)
-    image_credentials_arn: str | None = option(None, check=check_text)
     request_overlay: Mapping[str, Any] | None = option(
         None, check=_check_overlay, type="part of a request"
     )
@@ -310,14 +259,4 @@ class SageMakerOptions(Options):
         if (self.subnets is None) != (self.security_group_ids is None):
             raise InvalidRequestError(
                 "subnets and security_group_ids belong together: give both or none"
-            )
-        if self.instance_preferences is not None and self.instance_type is not None:
-            raise InvalidRequestError(
-                f"instance_type={self.instance_type!r} is for launches without "
-                "instance_preferences: leave one of them out"
-            )
-        if self.image_credentials_arn is not None and self.subnets is None:
-            raise InvalidRequestError(
-                "image_credentials_arn needs subnets and security_group_ids: SageMaker pulls from "
-                "such registries only in a VPC"
             )

@@ -67,7 +67,7 @@ class JobFacts(Summary):
         strings: Those of its hyperparameters that are the record of the launch.
         output: OutputDataConfig.S3OutputPath.
         checkpoints: CheckpointConfig.S3Uri, or empty.
-        instance: The instance type that it has, or asks for.
+        instance: Its instance type.
         billable: Billable seconds; None if unknown.
         metrics: Final metrics by name.
         tags: Its tags; None if the answer leaves them out.
@@ -164,9 +164,6 @@ def read_job(record: Mapping[str, Any]) -> JobFacts:
     """Read an answer of DescribeTrainingJob, or the TrainingJob in a result of Search."""
     base = read_summary(record)
     resources = record.get("ResourceConfig") or {}
-    preferred = [
-        item.get("InstanceType", "") for item in resources.get("InstancePreferences") or []
-    ]
     tags = record.get("Tags")
     strings = record.get("HyperParameters") or {}
     return JobFacts(
@@ -191,9 +188,7 @@ def read_job(record: Mapping[str, Any]) -> JobFacts:
         strings={key: strings[key][:_LONGEST] for key in names.RECORD if key in strings},
         output=(record.get("OutputDataConfig") or {}).get("S3OutputPath", ""),
         checkpoints=(record.get("CheckpointConfig") or {}).get("S3Uri", ""),
-        instance=resources.get("SelectedInstanceType")
-        or resources.get("InstanceType")
-        or ", ".join(preferred),
+        instance=resources.get("InstanceType") or "",
         billable=record.get("BillableTimeInSeconds"),
         metrics={
             metric["MetricName"]: float(metric["Value"])

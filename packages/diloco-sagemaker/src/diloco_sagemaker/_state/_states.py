@@ -18,7 +18,6 @@ from diloco_protocol import (
 from diloco_protocol.backend import shown, signal_name
 
 from .._request import _names as names
-from .._request._gpus import other_types
 from ._facts import ALIVE, ENDED, JobFacts, Transition
 
 # The last three are no longer used, but may still be in old records.
@@ -173,11 +172,9 @@ def _explained(job: JobFacts) -> str:
     text = job.failure or "the job failed, and SageMaker does not say why"
     if not job.failure.startswith("CapacityError"):
         return text
-    others = other_types(job.instance)
-    also = f"; as many GPUs are in {', '.join(others)}" if others else ""
     return (
-        f"{text} There was no {job.instance or 'instance'} to be had in this region{also}. "
-        "Spot, a training plan or a longer pending_timeout= may help"
+        f"{text} There was no {job.instance or 'instance'} to be had in this region. Another type, "
+        "spot, a training plan or a longer pending_timeout= may help"
     )
 
 

@@ -46,33 +46,21 @@ def check_pass_role(client: Client, caller: str, role: str) -> Iterator[Finding]
 
 
 def check_quota(client: Client, job: Mapping[str, Any], count: int) -> Iterator[Finding]:
-    """Find out whether the quota of the instance type is large enough for the launch.
-
-    With several types, the largest of their quotas counts.
-    """
-    resources = job["ResourceConfig"]
-    preferred = [item["InstanceType"] for item in resources.get("InstancePreferences") or []]
-    kinds = preferred or [resources.get("InstanceType", "")]
-    use = (
-        "spot training job usage" if job.get("EnableManagedSpotTraining") else "training job usage"
-    )
-    wanted = {f"{kind} for {use}": kind for kind in kinds}
-    known = {
-        wanted[quota["QuotaName"]]: float(quota["Value"])
-        for quota in client.quotas()
-        if quota.get("QuotaName") in wanted and "Value" in quota
-    }
-    if not known:
-        yield Finding("quota", None, f"Service Quotas names no quota of {', '.join(wanted)}")
-        return
-    kind, most = max(known.items(), key=lambda item: item[1])
-    text = f"the quota of {kind} ({use}) is {most:g}"
-    if most >= count:
-        yield Finding("quota", True, f"{text}; how much of it is in use is not told")
+    """Find out whether the quota of the instance type is large enough for the launch."""
+    kind = job["ResourceConfig"]["InstanceType"]
+    spot = "spot " if job["EnableManagedSpotTraining"] else ""
+    name = f"{kind} for {spot}training job usage"
+    of_name = (quota for quota in client.quotas() if quota.get("QuotaName") == name)
+    most = next((float(quota["Value"]) for quota in of_name if "Value" in quota), None)
+    if most is None:
+        yield Finding("quota", None, f"Service Quotas names no quota of {name}")
+    elif most >= count:
+        text = f"the quota of {name} is {most:g}; how much of it is in use is not told"
+        yield Finding("quota", True, text)
     else:
         message = (
-            f"{text}, and the launch needs {count}: ask for more in the console of Service "
-            "Quotas, or choose another type"
+            f"the quota of {name} is {most:g}, and the launch needs {count}: ask for more in the "
+            "console of Service Quotas, or choose another type"
         )
         yield Finding("quota", False, message)
 

@@ -379,7 +379,7 @@ class Runs:
             pool = f"; its warm pool is {job.warm_pool}" if job.warm_pool else ""
             raise UnavailableError(
                 f"{error}{pool}: SageMaker deletes a job only when its warm pool is gone. Purge "
-                "again after keep_alive"
+                "again then"
             ) from error
         self._jobs.forget(job)
 
