@@ -2,7 +2,6 @@
 
 import contextlib
 
-import boto3
 import pytest
 from scripted_aws import AWSHarness, unnamed
 from small_aws import NOT_FOUND, Refused
@@ -93,7 +92,9 @@ def test_quota_takes_back_what_was_created(aws, executor):
     launch_all = launch(first, 2)
     assert len(launch_all) == 2
     aws.faults += [("CreateTrainingJob", "ResourceLimitExceeded", QUOTA, 400, False)]
-    with pytest.raises(QuotaExceededError, match=r"ml\.g5\.2xlarge .*is 2, of which 2 are in use"):
+    with pytest.raises(
+        QuotaExceededError, match=r"ml\.g5\.2xlarge .*is 2 Instances.*quota_timeout="
+    ):
         first.launch_replicas(1, "trainer:train", run_id="run-2")
     assert sorted(aws.jobs) == ["diloco-run-1-00000", "diloco-run-1-00001"]
 
@@ -504,7 +505,7 @@ def test_no_region(executor, monkeypatch):
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
-    with pytest.raises(InvalidRequestError, match=r"specify a region\. Give.* region="):
+    with pytest.raises(InvalidRequestError, match=r"specify a region\. Look at region="):
         launch(executor(region=None))
 
 
@@ -662,29 +663,6 @@ def test_a_run_that_has_ended_is_found_where_the_list_lags(aws, executor):
         aws.move(handle.metadata["job_name"], "Completed", "Completed")
     aws.lists_lag = True
     assert launch(executor()) == handles
-
-
-def test_a_lost_answer_of_a_client_that_tries_again_itself_leaves_nothing_alive(aws, executor):
-    """Rank 0: then its name is taken. Rank 1: then it is refused."""
-    client = boto3.Session("key", "secret").client("sagemaker", "eu-west-1", endpoint_url=aws.url)
-    again = lambda response, **_: 0 if response and response[0].status_code == 500 else None  # noqa: E731
-    client.meta.events.register_first("needs-retry.sagemaker.CreateTrainingJob", again)
-    create, tries = aws.CreateTrainingJob, []
-
-    def lossy(body):
-        name = body["TrainingJobName"]
-        tries.append(name)
-        if tries.count(name) == 1:
-            create(body)
-            raise Refused("InternalFailure", "", 500)
-        if name.endswith("1"):
-            raise Refused("AccessDeniedException", "no")
-        return create(body)
-
-    aws.CreateTrainingJob = lossy
-    with pytest.raises(ForbiddenError, match="diloco-run-1-00001"):
-        launch(executor(sagemaker_client=client), 2)
-    assert (tries.count("diloco-run-1-00000"), aws.jobs) == (2, {})
 
 
 def waiting_for_quota(aws, executor, meanwhile):

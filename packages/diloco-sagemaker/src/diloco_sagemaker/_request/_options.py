@@ -37,7 +37,6 @@ from ._names import TAG_PREFIX
 
 GPU_TYPE, VOLUME_GB = "ml.g5.2xlarge", "100"  # what is used if the options do not say
 DAY = 86_400
-_OWN = "one of the executor's own"  # shown for clients and the session
 LONGEST_RUN = 28 * DAY  # seconds; the service's limit of MaxRuntimeInSeconds
 LONGEST_GRACE = (
     110.0  # SageMaker kills 120 s after SIGTERM, and the runner has to report before that
@@ -112,21 +111,9 @@ def _has_port(address: str) -> bool:
 
 def _check_session(name: str, value: object) -> Any:
     # All attributes that are used; an isinstance check would import boto3, which is slow.
-    used = ("client", "region_name", "profile_name", "get_available_regions", "_session")
-    if not all(hasattr(value, attribute) for attribute in used):
+    if not (hasattr(value, "client") and hasattr(value, "region_name")):
         raise InvalidRequestError(
             f"{name} must be a boto3.Session, not a value of type {type(value).__name__}"
-        )
-    return value
-
-
-def _check_client(name: str, value: object) -> Any:
-    service = name.removesuffix("_client")
-    model = getattr(getattr(value, "meta", None), "service_model", None)
-    if not hasattr(value, "meta") or getattr(model, "service_name", service) != service:
-        raise InvalidRequestError(
-            f"{name} must be a boto3 client, such as boto3.client({service!r}), not a value of "
-            f"type {type(value).__name__}"
         )
     return value
 
@@ -163,13 +150,8 @@ class SageMakerOptions(Options):
         volume_size_gb: Size of the volume in GB; not for types whose storage is fixed.
         run_id: Prefix of the names of runs that the caller does not name.
         region: The AWS region.
-        sagemaker_client: A boto3 client to use; its own retries stay as they are.
-        logs_client: A boto3 client of CloudWatch Logs to use.
-        s3_client: A boto3 client of S3 to use.
-        sts_client: A boto3 client of STS to use.
-        session: A ``boto3.Session`` to make the clients with.
-        endpoint_url: Address to use in place of AWS's for all services, such as that of a stand-in;
-            clients that are handed in keep their own.
+        session: A ``boto3.Session`` to make all clients with.
+        endpoint_url: Address to use in place of AWS's for all services, such as that of a stand-in.
         command: The command that starts the runner; the runner's own arguments are added at its
             end. SIGTERM must reach the runner, so the command must not be run by a shell.
         env: Environment variables for every launch; those of the launch itself win.
@@ -216,11 +198,9 @@ class SageMakerOptions(Options):
     volume_size_gb: int | None = option(None, check=whole(1, 16_384), shown=VOLUME_GB)
     run_id: str | None = option(None, check=check_run_prefix, shown="run")
     region: str | None = option(None, check=check_region_name, shown="the session's")
-    sagemaker_client: Any = option(None, check=_check_client, type="client", shown=_OWN)
-    logs_client: Any = option(None, check=_check_client, type="client", shown=_OWN)
-    s3_client: Any = option(None, check=_check_client, type="client", shown=_OWN)
-    sts_client: Any = option(None, check=_check_client, type="client", shown=_OWN)
-    session: Any = option(None, check=_check_session, type="boto3.Session", shown=_OWN)
+    session: Any = option(
+        None, check=_check_session, type="boto3.Session", shown="one of the executor's own"
+    )
     endpoint_url: str | None = option(None, check=check_endpoint, shown="AWS")
     command: Sequence[str] | None = option(None, check=check_command, shown=" ".join(RUNNER))
     env: Mapping[str, str] | None = option(None, check=check_variables)
@@ -248,14 +228,6 @@ class SageMakerOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        places = {"region": self.region}
-        for name in ("sagemaker_client", "logs_client"):  # buckets may be in other regions
-            client = getattr(self, name)
-            places[name] = None if client is None else getattr(client.meta, "region_name", None)
-        regions = {name: region for name, region in places.items() if region is not None}
-        if len(set(regions.values())) > 1:
-            text = ", ".join(f"{name} is in {shown(region)}" for name, region in regions.items())
-            raise InvalidRequestError(f"jobs and their logs are in one region, and {text}")
         if (self.subnets is None) != (self.security_group_ids is None):
             raise InvalidRequestError(
                 "subnets and security_group_ids belong together: give both or none"

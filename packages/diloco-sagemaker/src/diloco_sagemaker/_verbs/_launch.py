@@ -18,7 +18,6 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import Patiently
 
-from .._client._answers import tries
 from .._client._errors import MissingError, TakenError, UnreachedError
 from .._client._jobs import Jobs
 from .._client._parallel import AT_ONCE
@@ -256,8 +255,7 @@ class Launcher:
         try:
             self._client.create(launch.requests[name])
         except TakenError:
-            # Unless the client has tried before by itself, this call has created nothing.
-            return self._meet(launch, name, Made.UNSURE if tries.get() > 1 else before)
+            return self._meet(launch, name, before)  # this call has created nothing
         except UnreachedError as error:
             launch.made[name] = before
             return error
