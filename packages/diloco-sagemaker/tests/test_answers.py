@@ -220,15 +220,6 @@ def test_a_log_with_half_a_character_is_read(aws, executor):
     assert executor().stream_logs(handle) == "half ? of it"
 
 
-def test_a_metric_that_is_no_number_is_shown(aws, executor):
-    """JSON has no NaN: AWS writes it as text."""
-    (handle,) = launch(executor())
-    name = handle.metadata["job_name"]
-    metrics = [{"MetricName": "loss", "Value": "NaN", "Timestamp": aws.now}]
-    aws.move(name, "Completed", "Completed", FinalMetricDataList=metrics)
-    assert "loss=nan" in executor().describe(handle).native
-
-
 def test_purge_deletes_nothing_that_it_did_not_ask_for(aws, executor, monkeypatch):
     """What an answer names is held against the prefix."""
     (handle,) = launch(executor(spot=True))

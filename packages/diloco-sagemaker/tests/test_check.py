@@ -4,7 +4,7 @@ import pytest
 from scripted_aws import AWSHarness
 
 from diloco_protocol import InvalidRequestError, Outcome, QuotaExceededError
-from diloco_sagemaker._verbs._check_account import _policy_source
+from diloco_sagemaker._verbs._check import _policy_source
 
 ROLE = "arn:aws:iam::123456789012:role/trainer"
 PLAN = "arn:aws:sagemaker:eu-west-1:123456789012:training-plan"

@@ -453,7 +453,8 @@ def test_a_handle_of_an_earlier_run_of_the_name_purges_nothing(aws, executor):
     del aws.jobs[name(handles[2])]  # as if it were not created yet
     for job in list(aws.jobs):
         aws.move(job, "Completed", "Completed")
-    executor().purge(handles[2])
+    with pytest.raises(BackendError, match=r"attach\('run-1'\)"):
+        executor().purge(handles[2])
     assert len(aws.jobs) == 2
 
 
@@ -491,7 +492,7 @@ def test_a_cancel_that_is_interrupted_behind_the_stop_is_that_of_who_asked(aws, 
     ours = executor()
     (handle,) = ours.launch_replicas(1, "trainer:train", run_id="run-1")
     aws.move(name(handle), "InProgress", "Training")
-    client = ours._runs._client
+    client = ours._runs.client
 
     def interrupted(*_):
         client.tag = tag

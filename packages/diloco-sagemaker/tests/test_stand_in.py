@@ -299,7 +299,7 @@ def test_the_instances_of_an_ended_run_are_taken_by_the_next(bench):
     job.start()
     job.succeed()
     bench.world.settle()
-    with pytest.raises(BackendError, match=r"warm pool is Available.*Purge again then"):
+    with pytest.raises(BackendError, match=r"kept warm\. Purge again then"):
         executor.purge(first)
     bench.executor(**warm).launch_replicas(1, "trainer:train", run_id="run-2")
     assert job.json["WarmPoolStatus"]["Status"] == "Reused"

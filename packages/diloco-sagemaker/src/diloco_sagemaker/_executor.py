@@ -40,9 +40,11 @@ from ._request._options import SageMakerOptions
 from ._request._redacted import redacted_job, secret_names
 from ._state._facts import Summary
 from ._state._handles import LAUNCH_ID, check_handle, make_handle, unseen
+from ._verbs._cancel import cancel, check_met
 from ._verbs._check import check_launch
 from ._verbs._launch import Launch, Launcher, Made
 from ._verbs._logs import JobLog
+from ._verbs._purge import purge
 from ._verbs._runs import Runs
 from ._verbs._withdraw import withdraw
 
@@ -184,21 +186,18 @@ class SageMakerExecutor(BaseExecutor):
                 for name in sorted(job_names)
             ]
 
-        def take_back(error: BaseException) -> tuple[list[ReplicaHandle], str]:
+        def take_back(_: BaseException) -> tuple[list[ReplicaHandle], str]:
             left, interrupt = withdraw(self._client, launch, self._backoff, self._patience)
             survivors = unsure(left)
             alive = ", ".join(handle.metadata["job_name"] for handle in survivors)
-            note = "these training jobs may be running, and cost money until they are stopped: "
-            note += alive
+            note = (
+                f"{len(survivors)} training jobs of this launch may be running, and cost money "
+                f"until they are cancelled: its survivors ({alive})"
+            )
             if interrupt is not None:
                 if survivors:
                     interrupt.add_note(note)
                 raise interrupt
-            if isinstance(error, Exception):
-                note = (
-                    f"{len(survivors)} training jobs of this launch may be running: cancel this "
-                    f"error's survivors ({alive})"
-                )
             return survivors, note
 
         with all_or_nothing(take_back):
@@ -268,10 +267,10 @@ class SageMakerExecutor(BaseExecutor):
     # --- ending and finding ---
 
     def _stop(self, handle: ReplicaHandle) -> None:
-        self._runs.cancel(handle)
+        cancel(self._runs, handle)
 
     def _purge(self, handle: ReplicaHandle) -> None:
-        self._runs.purge(handle)
+        purge(self._runs, handle)
 
     def cancel_run(self, run_id: str) -> None:
         """End all replicas of a run; see :meth:`BaseExecutor.cancel_run`.
@@ -283,8 +282,8 @@ class SageMakerExecutor(BaseExecutor):
         except ReplicaNotFoundError:
             super().cancel_run(run_id)  # a journal may know it
             return
-        cancel_all(handles, lambda handle: self._runs.cancel(handle, seen=True))
-        self._patiently(lambda: self._runs.check_met(handles))
+        cancel_all(handles, lambda handle: cancel(self._runs, handle, seen=True))
+        self._patiently(lambda: check_met(self._runs, handles))
 
     def _rendezvous(self, handle: ReplicaHandle) -> str | None:
         return self._runs.rendezvous(handle)

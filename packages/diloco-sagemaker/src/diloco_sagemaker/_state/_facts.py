@@ -69,9 +69,7 @@ class JobFacts(Summary):
         checkpoints: CheckpointConfig.S3Uri, or empty.
         instance: Its instance type.
         billable: Billable seconds; None if unknown.
-        metrics: Final metrics by name.
         tags: Its tags; None if the answer leaves them out.
-        warm_pool: Status of its warm pool, or empty.
         most_pending: StoppingCondition.MaxPendingTimeInSeconds, if it has one.
     """
 
@@ -85,9 +83,7 @@ class JobFacts(Summary):
     checkpoints: str = ""
     instance: str = ""
     billable: int | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
     tags: Mapping[str, str] | None = None
-    warm_pool: str = ""
     most_pending: int | None = None
 
     @property
@@ -190,13 +186,7 @@ def read_job(record: Mapping[str, Any]) -> JobFacts:
         checkpoints=(record.get("CheckpointConfig") or {}).get("S3Uri", ""),
         instance=resources.get("InstanceType") or "",
         billable=record.get("BillableTimeInSeconds"),
-        metrics={
-            metric["MetricName"]: float(metric["Value"])
-            for metric in record.get("FinalMetricDataList") or []
-            if "MetricName" in metric and "Value" in metric
-        },
         tags=None if tags is None else {tag.get("Key", ""): tag.get("Value", "") for tag in tags},
-        warm_pool=(record.get("WarmPoolStatus") or {}).get("Status", ""),
         most_pending=(record.get("StoppingCondition") or {}).get("MaxPendingTimeInSeconds"),
     )
 

@@ -108,15 +108,6 @@ def is_of(handle: ReplicaHandle, job: JobFacts) -> bool:
     return created is not None and same_life(created, job.created)
 
 
-def may_be_sibling(handle: ReplicaHandle, job: JobFacts) -> bool:
-    """Return whether a job may be of the run of a handle whose own job was never looked at.
-
-    It may if it is of the handle's launch, or of another launch with the same fingerprint.
-    """
-    match = _UNSEEN.fullmatch(handle.metadata["created"])
-    return match is not None and job.fingerprint.startswith(match["print"])
-
-
 def may_be_of(handle: ReplicaHandle, summary: Summary) -> bool:
     """Return whether a job in a list can be the handle's; only its details decide that."""
     created = created_of(handle)

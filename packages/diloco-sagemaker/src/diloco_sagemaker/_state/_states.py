@@ -218,7 +218,6 @@ def _native(job: JobFacts) -> str:
     words = [f"{job.status}/{job.secondary}" if job.secondary else job.status]
     if job.billable is not None:
         words.append(f"billable {job.billable} s")
-    words += [f"{name}={value:g}" for name, value in job.metrics.items()]
     if job.failure and outcome_in(job.failure) is None:
         words.append(job.failure)
     return "; ".join(words)

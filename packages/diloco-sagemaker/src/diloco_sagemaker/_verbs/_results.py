@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 from diloco_protocol import (
     DilocoError,
     InvalidRequestError,
     Outcome,
-    ReplicaHandle,
     ResultLostError,
 )
 from diloco_protocol.backend import OUTCOME_BYTES
@@ -81,15 +79,3 @@ def read_outcome(client: Client, job: JobFacts) -> Outcome:
     if outcome.exit_code != 0:
         raise ResultLostError(f"s3://{bucket}/{key} tells of exit code {outcome.exit_code}")
     return outcome
-
-
-def read_result(client: Client, handle: ReplicaHandle, job: JobFacts) -> Any:
-    """Read what the replica of a completed job returned; raises as :func:`read_outcome` does."""
-    try:
-        return read_outcome(client, job).result
-    except ResultLostError as error:
-        text = (
-            f"rank {handle.rank} of run {handle.run_id!r} succeeded, but its result cannot be "
-            f"read: {error}"
-        )
-        raise ResultLostError(text) from error

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from diloco_protocol import (
     BackendError,
     Backoff,
-    ForbiddenError,
+    InvalidRequestError,
     ReplicaNotFoundError,
     retry,
 )
@@ -19,7 +19,6 @@ from diloco_protocol import (
 from .._client._calls import Client
 from .._client._errors import EndedError, MissingError, TakenError
 from .._client._parallel import outcomes
-from .._state._facts import ENDED
 from ._launch import Launch, Made
 from ._results import remove_checkpoints
 
@@ -133,7 +132,7 @@ def _delete(
     Returns the jobs that were not deleted.
     """
     deadline = backoff.clock() + _SECONDS_TO_END
-    left, refused = list(ending), []
+    left, refused = list(ending), list[str]()
     for delay in backoff.delays():
         waiting = []
         for name in left:
@@ -150,23 +149,12 @@ def _delete(
                 waiting.append(name)  # until a try shows that it is gone
             except ReplicaNotFoundError:
                 continue
-            except TakenError:
+            except (TakenError, InvalidRequestError):  # it has not ended yet
                 waiting.append(name)
-            except ForbiddenError:
-                refused.append(name)
             except BackendError as error:
-                # An error that is not retryable means that the job has not ended yet, or that it
-                # must not be deleted.
-                (waiting if error.retryable or _lives(client, name) else refused).append(name)
+                (waiting if error.retryable else refused).append(name)
         left = waiting
         if not left or backoff.clock() >= deadline:
             break
         backoff.sleep(delay)
     return left + refused
-
-
-def _lives(client: Client, name: str) -> bool:
-    try:
-        return client.describe(name).status not in ENDED
-    except BackendError:
-        return False
