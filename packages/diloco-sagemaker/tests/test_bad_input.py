@@ -16,6 +16,7 @@ def launch(executor, **options):
     ("options", "words"),
     [
         ({"request_overlay": {"VpcConfig": {"Subnets": "all"}}}, "VpcConfig.Subnets.*valid types"),
+        ({"subnets": ["subnet-1"]}, "Invalid length for parameter VpcConfig.SecurityGroupIds"),
         ({"request_overlay": {"NoSuchField": 1}}, 'Unknown parameter in input: "NoSuchField"'),
         ({"tags": {str(number): "x" for number in range(60)}}, "63 tags .* at most 49"),
         ({"cpu_instance_type": "m5.large"}, "cpu_instance_type must be an instance type"),

@@ -102,7 +102,6 @@ def test_launches_that_are_refused(offline, options, text):
         ("volume_size_gb", 0),
         ("spot", "yes"),
         ("grace", 111),
-        ("subnets", ["subnet-1"]),
         ("command", "python -m runner"),
     ],
 )

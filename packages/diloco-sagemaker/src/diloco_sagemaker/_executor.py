@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from diloco_protocol import (
@@ -32,7 +31,6 @@ from diloco_protocol import (
 from diloco_protocol.backend import all_or_nothing, cancel_all, refuse, takes
 
 from ._client._calls import Client
-from ._client._errors import MissingError
 from ._client._jobs import Jobs
 from ._request._job_requests import MAX_RESULT_BYTES, job_requests, longest_timeout
 from ._request._names import LAUNCH, job_prefix
@@ -97,7 +95,7 @@ class SageMakerExecutor(BaseExecutor):
         self._client = Client(chosen, self._backoff)
         self._jobs = Jobs(self._client)
         self._runs = Runs(self._client, self._jobs, self._backoff, chosen, self._patiently)
-        self._launcher = Launcher(self._jobs, self._backoff, self._patience, self._patiently)
+        self._launcher = Launcher(self._runs)
 
     def close(self) -> None:
         """Close idle connections; see :meth:`BaseExecutor.close`."""
@@ -187,7 +185,7 @@ class SageMakerExecutor(BaseExecutor):
             ]
 
         def take_back(_: BaseException) -> tuple[list[ReplicaHandle], str]:
-            left, interrupt = withdraw(self._client, launch, self._backoff, self._patience)
+            left, interrupt = withdraw(self._runs, launch)
             survivors = unsure(left)
             alive = ", ".join(handle.metadata["job_name"] for handle in survivors)
             note = (
@@ -226,22 +224,20 @@ class SageMakerExecutor(BaseExecutor):
             RunConflictError: One of them was ended meanwhile.
             UnavailableError: One of them is not there yet.
         """
-        listed: Mapping[int, Summary] = self._jobs.of_run(request.run_id)
+        listed = list(self._jobs.of_run(request.run_id).values())
+        jobs: dict[str, Summary] = {job.name: job for job in listed}
         if self._backoff.clock() - launch.began >= _SECONDS_TO_BE_TAKEN:
-            looked = self._jobs.details(list(listed.values()), job_prefix(request.run_id))
-            listed = {job.rank: job for job in looked.values()}
+            jobs = {**self._jobs.details(listed, job_prefix(request.run_id))}
+        jobs |= self._jobs.described([name for name in launch.requests if name not in jobs])
         times = {}
         for rank, name in zip(request.ranks, launch.requests, strict=True):
-            job = listed.get(rank)
-            if job is None:
-                try:
-                    job = self._client.describe(name)
-                except MissingError as error:
-                    launch.check_met(name, None)
-                    raise UnavailableError(
-                        f"{error}, although it was created: it is about to appear, or was deleted"
-                    ) from error
+            job = jobs.get(name)
             launch.check_met(name, job)
+            if job is None:
+                raise UnavailableError(
+                    f"there is no training job {name}, although it was created: it is about to "
+                    "appear, or was deleted"
+                )
             times[rank] = job.created
         return times
 
@@ -261,8 +257,7 @@ class SageMakerExecutor(BaseExecutor):
         return self._runs.result(handle)
 
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
-        look = partial(self._runs.job, handle)
-        return JobLog(self._client, look, self._backoff, self._options).lines(query)
+        return JobLog(self._runs, handle).lines(query)
 
     # --- ending and finding ---
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from diloco_protocol import InvalidRequestError, ReplicaSpec, RunRequest, spec_to_environment
@@ -14,7 +15,7 @@ from diloco_protocol.backend import variables_to_strings
 from . import _names as names
 from ._gpus import choose_instance, has_local_storage
 from ._model import check_request
-from ._options import DAY, GPU_TYPE, LONGEST_RUN, VOLUME_GB, SageMakerOptions
+from ._options import DAY, GPU_TYPE, LONGEST_RUN, VOLUME_GB, SageMakerOptions, check_tags
 from ._overlay import apply_overlay
 
 MESSAGE_BYTES = 900
@@ -31,7 +32,8 @@ _SPOT_LIVES = 10
 
 After an interruption the next attempt has the whole timeout again.
 """
-_PIECE = 2500
+PIECE = 2500
+"""Bytes of each hyperparameter that holds a piece of a text."""
 _MOST_STRINGS = 99  # one less than the service allows
 _VARIABLE = 512  # characters of a name, and of a value
 _MOST_VARIABLES = 100
@@ -98,11 +100,11 @@ def _of_rank(
 
 
 def _pieces(spec: ReplicaSpec, most: int) -> dict[str, str]:
-    pieces = spec_to_environment(spec, piece_bytes=_PIECE)
+    pieces = spec_to_environment(spec, piece_bytes=PIECE)
     if len(pieces) > most:
         raise InvalidRequestError(
             f"what each replica is told is {len(spec.to_json())} bytes of JSON, and the "
-            f"hyperparameters of a job have room for about {max(0, most) * _PIECE * 3 // 4} of it: "
+            f"hyperparameters of a job have room for about {max(0, most) * PIECE * 3 // 4} of it: "
             "put what is large into a file in S3, and pass its URI in entrypoint_args"
         )
     return pieces
@@ -140,15 +142,15 @@ def _shared(request: RunRequest, options: SageMakerOptions) -> dict[str, Any]:
     long = {name: value for name, value in request.env.items() if name not in short}
     if short:
         job["Environment"] = short
-    job["HyperParameters"].update(variables_to_strings(long, piece_bytes=_PIECE))
+    job["HyperParameters"].update(variables_to_strings(long, piece_bytes=PIECE))
     if again:
         job["CheckpointConfig"] = {"S3Uri": "", "LocalPath": names.CHECKPOINT_FOLDER}
     if options.platform_retries:
         job["RetryStrategy"] = {"MaximumRetryAttempts": options.platform_retries}
-    if options.subnets is not None:
+    if options.subnets or options.security_group_ids:  # the model of the service needs both
         job["VpcConfig"] = {
             "SecurityGroupIds": list(options.security_group_ids or ()),
-            "Subnets": list(options.subnets),
+            "Subnets": list(options.subnets or ()),
         }
     return job
 
@@ -159,12 +161,8 @@ def _short(variables: Mapping[str, str]) -> dict[str, str]:
     The others travel with the spec, and the runner sets them. See "Environment" in
     https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html
     """
-    fitting = [
-        (name, value)
-        for name, value in variables.items()
-        if len(name) <= _VARIABLE and len(value) <= _VARIABLE
-    ]
-    return dict(fitting[:_MOST_VARIABLES])
+    fitting = (item for item in variables.items() if max(map(len, item)) <= _VARIABLE)
+    return dict(islice(fitting, _MOST_VARIABLES))
 
 
 def _algorithm(request: RunRequest, options: SageMakerOptions, *, counted: bool) -> dict[str, Any]:
@@ -219,8 +217,5 @@ def _stopping(request: RunRequest, options: SageMakerOptions, *, spot: bool) -> 
 
 def _tags(request: RunRequest, options: SageMakerOptions) -> list[dict[str, str]]:
     launch_tags = {names.TAG_RUN: request.run_id, names.TAG_COHORT: request.cohort}
-    for key in request.labels:
-        if key.lower().startswith((names.TAG_PREFIX, "aws:")):
-            raise InvalidRequestError(f"labels may not set {key!r}: the launch or AWS sets it")
-    tags = {**(options.tags or {}), **request.labels, **launch_tags}
+    tags = {**(options.tags or {}), **check_tags("labels", request.labels), **launch_tags}
     return [{"Key": key, "Value": value} for key, value in tags.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
@@ -83,7 +84,8 @@ def _check_s3(name: str, value: object) -> str:
     return _check_place(name, value).rstrip("/")
 
 
-def _check_tags(name: str, values: object) -> dict[str, str]:
+def check_tags(name: str, values: object) -> dict[str, str]:
+    """Refuse tags with keys that the launch or AWS sets."""
     tags = check_texts(name, values)
     for key in tags:
         if key.lower().startswith((TAG_PREFIX, "aws:")):
@@ -93,20 +95,13 @@ def _check_tags(name: str, values: object) -> dict[str, str]:
 
 def check_endpoint(name: str, value: object) -> str:
     """Refuse an address without a scheme, with a user and password, or with an invalid port."""
-    if not isinstance(value, str) or not _ENDPOINT.fullmatch(value) or not _has_port(value):
-        raise InvalidRequestError(
-            f"{name} must be an address with its scheme, such as 'http://127.0.0.1:4566', not "
-            f"{_shown(value, name)}"
-        )
-    return value
-
-
-def _has_port(address: str) -> bool:
-    """Return whether the port of an address is valid, if the address has one."""
-    try:
-        return urlsplit(address).port != 0
-    except ValueError:
-        return False
+    with contextlib.suppress(ValueError):  # of a port that is none
+        if isinstance(value, str) and _ENDPOINT.fullmatch(value) and urlsplit(value).port != 0:
+            return value
+    raise InvalidRequestError(
+        f"{name} must be an address with its scheme, such as 'http://127.0.0.1:4566', not "
+        f"{_shown(value, name)}"
+    )
 
 
 def _check_session(name: str, value: object) -> Any:
@@ -204,7 +199,7 @@ class SageMakerOptions(Options):
     endpoint_url: str | None = option(None, check=check_endpoint, shown="AWS")
     command: Sequence[str] | None = option(None, check=check_command, shown=" ".join(RUNNER))
     env: Mapping[str, str] | None = option(None, check=check_variables)
-    tags: Mapping[str, str] | None = option(None, check=_check_tags)
+    tags: Mapping[str, str] | None = option(None, check=check_tags)
     spot: bool = option(False, check=check_flag)
     checkpoint_s3_path: str | None = option(None, check=_check_s3, shown="below `output_s3_path`")
     max_restarts: int = option(0, check=check_restarts)
@@ -225,10 +220,3 @@ class SageMakerOptions(Options):
     journal: RunJournal | None = option(None, check=check_journal)
     backoff: Backoff | None = option(None, check=check_backoff, shown="1 s to 20 s")
     clock: Callable[[], float] = option(time.time, check=check_callable, hidden=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.subnets is None) != (self.security_group_ids is None):
-            raise InvalidRequestError(
-                "subnets and security_group_ids belong together: give both or none"
-            )

@@ -60,14 +60,7 @@ def cancel(runs: Runs, handle: ReplicaHandle, *, seen: bool = False) -> None:
         if not seen:
             runs.patiently(lambda: _check_met(runs, handle))
 
-    try:
-        runs.patiently(once)
-    except (KeyboardInterrupt, SystemExit):
-        # Without the tag, other processes would report that it was stopped from outside.
-        with contextlib.suppress(BackendError):
-            if sent and (job := runs.job(handle)).status in {"Stopping", "Stopped"}:
-                runs.client.tag(job.arn, names.TAG_CANCELLED, "true")
-        raise
+    runs.patiently(once)
 
 
 def check_met(runs: Runs, handles: Sequence[ReplicaHandle]) -> None:

@@ -72,9 +72,6 @@ def _pass_role(client: Client, caller: str, role: str) -> Iterator[Finding]:
         "ContextKeyValues": ["sagemaker.amazonaws.com"],
         "ContextKeyType": "string",
     }
-    if caller.endswith(":root"):
-        yield Finding("pass role", True, "the account's root user may pass every role")
-        return
     decision = _simulate(client, _policy_source(caller), "iam:PassRole", role, [passed])
     if decision == "allowed":
         yield Finding("pass role", True, f"iam:PassRole on {role} is allowed, as IAM simulates it")
@@ -113,11 +110,9 @@ def _image(client: Client, image: str) -> Iterator[Finding]:
         message = f"{image} is not in ECR in {client.region}: whether it is there is not looked at"
         yield Finding("image", None, message)
         return
-    wanted = (
-        {"imageDigest": match["digest"]}
-        if match["digest"]
-        else {"imageTag": match["tag"] or "latest"}
-    )
+    wanted = {"imageTag": match["tag"] or "latest"}
+    if match["digest"]:
+        wanted = {"imageDigest": match["digest"]}
     try:
         client.ask(
             "ecr", "describe_images", f"find the image {image}", registryId=match["account"],

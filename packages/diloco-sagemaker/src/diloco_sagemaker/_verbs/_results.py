@@ -24,8 +24,7 @@ _SLACK = 60.0  # seconds by which the clocks of S3 and of SageMaker may differ
 def place_of(job: JobFacts) -> tuple[str, str]:
     """Return bucket and key of a job's outcome."""
     bucket, _, prefix = job.output.removeprefix("s3://").partition("/")
-    parts = [prefix.strip("/"), job.name, "output/model", names.OUTCOME_NAME]
-    return bucket, "/".join(part for part in parts if part)
+    return bucket, f"{prefix.strip('/')}/{job.name}/output/model/{names.OUTCOME_NAME}".strip("/")
 
 
 def remove_checkpoints(client: Client, job_name: str, uri: str) -> None:
