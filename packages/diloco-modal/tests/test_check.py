@@ -93,7 +93,7 @@ def test_secrets_that_are_there_and_one_that_is_not(check, lab):
     assert found(check(secrets={"HF_TOKEN": "tokens"}))["secrets"] is True
     findings = check(secrets={"KEY": "tokens"}, rendezvous_uri=URI)
     assert found(findings) == {"token": True, "app": True, "secrets": False}
-    words = "missing key(s): KEY. Make it again with all its keys: modal secret create --force "
+    words = "missing key(s): KEY. Make it with all its keys: modal secret create --force "
     assert words in told(findings, "secrets")
     assert not lab.world.calls()
 

@@ -30,9 +30,7 @@ def test_what_is_not_deployed_is_named_with_the_command(lab, options, command):
 
 def test_a_secret_without_the_key_is_named(lab):
     lab.world.add_secret("tokens", {"OTHER": "1"})
-    again = (
-        r"HF_TOKEN\. Make it again with all its keys: modal secret create --force tokens NAME=VALUE"
-    )
+    again = r"HF_TOKEN\. Make it with all its keys: modal secret create --force tokens NAME=VALUE"
     with pytest.raises(InvalidRequestError, match=again):
         lab.launch(1, secrets={"HF_TOKEN": "tokens"})
     lab.world.add_secret("huggingface", {"HF_TOKEN": "1"})
@@ -54,7 +52,7 @@ def test_secrets_of_the_app_are_kept_if_they_are_named(lab):
     secrets = {"HF_TOKEN": "huggingface"}
     (handle,) = lab.launch(1, lab.executor(app_secrets=["bucket"]), secrets=secrets)
     assert lab.call(handle).options["secrets"] == ["bucket", "huggingface"]
-    with pytest.raises(InvalidRequestError, match=r"modal secret create other"):
+    with pytest.raises(InvalidRequestError, match=r"modal secret create --force other"):
         lab.launch(1, lab.executor(app_secrets=["other"]), secrets=secrets, run_id="two")
 
 

@@ -282,34 +282,6 @@ def test_what_cannot_be_written_down_is_ended_all_the_same(lab):
     assert lab.executor().list_runs() == ["run"]
 
 
-def test_a_survivor_that_could_not_be_written_down_trains_nothing_after_cancel_run(lab):
-    lab.stand_in.faults.add("forbidden", verb="DictUpdate", after=1, times=None)
-    lab.stand_in.faults.add("forbidden", verb="FunctionCallCancel", times=None)
-    with pytest.raises(LaunchError, match="1 calls of this launch may be running") as caught:
-        lab.launch(1)
-    lab.stand_in.faults.clear()
-    (survivor,) = caught.value.survivors
-    call = survivor.metadata["function_call_id"]
-    with pytest.raises(BackendError, match=f"from_id..{call}...cancel.* ends it"):
-        lab.executor().cancel(survivor)
-    lab.executor().cancel_run("run")
-    with pytest.raises(LookupError):  # so its call is left over: test_the_launch_is_gone
-        lab.record()
-
-
-def test_a_launch_that_cannot_be_taken_back_leaves_the_mark_of_who_has_cancelled_it(
-    lab, monkeypatch
-):
-    theirs = {"by": "executor", "at": lab.world.now(), "id": "theirs"}
-    meanwhile(monkeypatch, 0, lambda: lab.record().put("cancel-0", theirs))
-    lab.stand_in.faults.add("forbidden", verb="FunctionMap", after=1, times=None)
-    lab.stand_in.faults.add("forbidden", verb="FunctionCallCancel", times=None)
-    with pytest.raises(LaunchError):
-        lab.launch(2)
-    assert lab.record().get("cancel-0") == theirs
-    assert lab.record().get("cancel-1") is None
-
-
 def test_a_call_that_modal_says_not_to_know_when_it_is_taken_back_is_named(lab, monkeypatch):
     plain = Client.spawn
 

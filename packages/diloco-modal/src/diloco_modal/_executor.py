@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,6 @@ from diloco_protocol import (
     UnavailableError,
 )
 from diloco_protocol.backend import (
-    check_text,
     takes,
 )
 
@@ -44,14 +42,12 @@ from ._state._handles import check_handle, is_of, link, make_handle, other_call,
 from ._state._record import (
     DamagedRecordError,
     calls_of,
-    check_time,
     launch_of,
     readable_calls,
 )
 from ._verbs._cancel import Canceller
 from ._verbs._check import check_launch, seen_by_a_call
 from ._verbs._launch import Launcher
-from ._verbs._log_entries import CLOCKS
 from ._verbs._logs import read_log
 from ._verbs._observe import Observer
 
@@ -199,7 +195,6 @@ class ModalSpawnExecutor(BaseExecutor):
 
         ended = lambda: self._patiently(lambda: self._has_ended(handle))  # noqa: E731
         clock = self._options.clock
-        check_time("launch", launch, 0.0, clock() + CLOCKS)
         return read_log(fetch, query, ended, clock, self._backoff, launch["at"])
 
     # --- ending and finding ---
@@ -277,17 +272,6 @@ class ModalSpawnExecutor(BaseExecutor):
                 f"cancel_run({run_id!r})"
             )
         return handles
-
-    def exists(self, run_id: str) -> bool:
-        """Return whether there is a record of a run.
-
-        True also if its launch has started nothing yet, but has taken the name.
-        """
-        check_text("run_id", run_id)
-        with contextlib.suppress(ReplicaNotFoundError):
-            self._patiently(lambda: self._observer.read(run_id))
-            return True
-        return False
 
     def _check_handle(self, handle: ReplicaHandle) -> None:
         check_handle(handle, self._client.known_environment)  # a journal may answer without Modal

@@ -57,7 +57,7 @@ class Client(Records):
             raise InvalidRequestError(f"{str(error).rstrip('.')}. {why}") from error
         bound_secrets = []
         if secrets:
-            declared = self._options.app_secrets or ()
+            declared = options.app_secrets or ()
             bound_secrets = secrets_of(function, secrets, declared, where, self._ask)
         chosen = {**bound, **({"secrets": bound_secrets} if bound_secrets else {})}
         return self._ask(

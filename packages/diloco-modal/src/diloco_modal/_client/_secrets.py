@@ -50,14 +50,10 @@ def _named(name: str, keys: list[str], where: Mapping[str, Any], ask: Ask) -> An
     except BackendError as error:
         if error.retryable:
             raise
-        with_keys = f", with the key {keys[0]}" if keys else ""
-        how = f"Make it{with_keys}: modal secret create {name} NAME=VALUE"
-        if "missing key" in str(error):
-            how = (
-                f"Make it again with all its keys: modal secret create --force {name} NAME=VALUE "
-                "..."
-            )
-        raise InvalidRequestError(f"{str(error).rstrip('.')}. {how}") from error
+        raise InvalidRequestError(
+            f"{str(error).rstrip('.')}. Make it with all its keys: modal secret create --force "
+            f"{name} NAME=VALUE ..."
+        ) from error
     return secret
 
 

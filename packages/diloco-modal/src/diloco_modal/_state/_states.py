@@ -9,7 +9,7 @@ from typing import Any
 
 from diloco_protocol import DilocoError, Outcome, Reason, ReplicaState, ReplicaStatus
 
-from ._record import DamagedRecordError, Numbers, cancel_of, check_complete, entry, numbers_of
+from ._record import DamagedRecordError, entry
 
 INTERRUPT_SECONDS = 30.0
 """Seconds that Modal leaves a container between SIGINT and its end."""
@@ -88,26 +88,17 @@ class Trace:
         return self.cancel is not None and self.cancel["by"] == "executor"
 
 
-def trace_of(
-    entries: Mapping[str, str],
-    rank: int,
-    numbers: Numbers | None = None,
-    *,
-    damage: str = "",
-) -> Trace:
+def trace_of(entries: Mapping[str, str], rank: int, *, damage: str = "") -> Trace:
     """Return the facts about a rank in the entries of a record.
 
     Args:
         entries: The entries of the record.
         rank: The rank of the replica.
-        numbers: The highest numbers in the entries, if they are known already.
         damage: What is known to be wrong with the entries. If given, damaged entries are ignored.
 
     Raises:
-        DamagedRecordError: An entry does not have the form that this version writes, or is missing.
+        DamagedRecordError: An entry does not have the form that this version writes.
     """
-    numbers = numbers_of(entries) if numbers is None else numbers
-    highest = {} if damage else numbers.get(rank, {})
 
     def read(key: str) -> Mapping[str, Any] | None:
         try:
@@ -120,24 +111,20 @@ def trace_of(
     lives = 0
     while f"life-{rank}-{lives + 1}" in entries:
         lives += 1
-    cancel, over = read(cancel_of(rank, numbers)), read(f"over-{rank}")
+    cancel, over = read(f"cancel-{rank}"), read(f"over-{rank}")
     over_at = None if over is None else over["at"]
     if not lives:
-        check_complete(rank, 0, 0, highest)
         return Trace(cancel=cancel, ended_at=over_at, damage=damage)
     life = read(f"life-{rank}-{lives}") or {"attempt": lives, "at": None}
     end = read(f"end-{rank}-{lives}")
     attempt, started = life["attempt"], life["at"]
     while (again := read(f"attempt-{rank}-{attempt + 1}")) is not None:
         attempt, started = attempt + 1, again["at"]
-    if end is not None:
-        attempt = max(attempt, end["started"])
-    check_complete(rank, lives, attempt, highest)
     if end is None:
         return Trace(attempt, started, True, lives, over_at, cancel, damage=damage)
     # An app that was deployed with an earlier version does not say whether the call will run again.
     told = end.get("again"), end.get("outcome") or "", damage
-    return Trace(attempt, started, False, lives, end["at"], cancel, *told)
+    return Trace(max(attempt, end["started"]), started, False, lives, end["at"], cancel, *told)
 
 
 def living(trace: Trace, url: str) -> ReplicaStatus:

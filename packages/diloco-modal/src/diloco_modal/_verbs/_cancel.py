@@ -18,7 +18,7 @@ from .._client import _event_loop as loop
 from .._client._client import Client
 from .._request._options import ModalOptions
 from .._state._handles import other_call, other_launch
-from .._state._record import DamagedRecordError, Numbers, calls_of, held_calls, numbers_of
+from .._state._record import DamagedRecordError, calls_of, held_calls
 from ._end_call import Ending
 from ._observe import Observer
 
@@ -53,22 +53,6 @@ class Canceller:
         ending = self._ending(handle.rank, handle.metadata["function_call_id"])
         self._patiently(lambda: self._cancel(handle, ending))
 
-    def end_if_alive(
-        self, handle: ReplicaHandle, record: Any, entries: Mapping[str, str], numbers: Numbers
-    ) -> bool:
-        """End a replica if the record says that it is alive; return whether the record says so.
-
-        A replica that is alive by the record has written no end, so its call is not looked at
-        first: if it has ended nevertheless, Modal keeps its result.
-        """
-        trace = self._observer.known([handle], entries, numbers).get(handle)
-        if trace is None or trace.damage or trace.ended_at is not None:
-            return False
-        if self._observer.ended(handle) is None:
-            ending = self._ending(handle.rank, handle.metadata["function_call_id"])
-            self._patiently(lambda: self._end(handle, record, ending))
-        return True
-
     def cancel_run(
         self,
         run_id: str,
@@ -94,18 +78,7 @@ class Canceller:
         except DamagedRecordError as damage:
             self.end_known(run_id, damage)
             return
-        try:
-            record, entries = self._patiently(lambda: self._observer.read(run_id))
-        except ReplicaNotFoundError:  # only the journal knows it
-            cancel_all(handles, cancel)
-            return
-        numbers = numbers_of(entries)
-
-        def stop(handle: ReplicaHandle) -> None:
-            if not self.end_if_alive(handle, record, entries, numbers):
-                cancel(handle)
-
-        cancel_all(handles, stop)
+        cancel_all(handles, cancel)
 
     def close(self, run_id: str) -> bool:
         """Prevent calls from claiming a rank, and remove the record if no call has ever held one.
@@ -166,7 +139,7 @@ class Canceller:
         try:
             record, entries = self._observer.read(handle.run_id)
             in_launch = (handle.rank, call) in held_calls(entries)
-            trace = self._observer.known([handle], entries, numbers_of(entries)).get(handle)
+            trace = self._observer.known([handle], entries).get(handle)
             if in_launch and trace is None:
                 in_launch, why = False, other_launch(handle)
             elif trace is not None and trace.damage:

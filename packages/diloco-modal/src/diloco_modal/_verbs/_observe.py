@@ -29,14 +29,9 @@ from .._state._ends import Ends
 from .._state._handles import check_handle, is_of, is_of_launch, launched_at, link
 from .._state._record import (
     DamagedRecordError,
-    Numbers,
-    cancel_of,
-    check_time,
     launch_of,
-    numbers_of,
 )
 from .._state._states import End
-from ._log_entries import CLOCKS
 
 _KEPT_BY_MODAL = 7.0 * DAY
 """Seconds for which Modal knows a call after it has ended."""
@@ -79,11 +74,7 @@ class Observer:
         if open_handles:
             self.check_place(open_handles)
             record, entries = self.read_for(open_handles[0])
-            known = self.known(open_handles, entries, numbers_of(entries))
-            if any(trace.damage for trace in known.values()):
-                # While entries are read, a new one may be among them although an older one is not.
-                record, entries = self.read(handles[0].run_id)
-                known = self.known(open_handles, entries, numbers_of(entries))
+            known = self.known(open_handles, entries)
             grace = float(launch_of(entries)["grace"])
             looks = loop.at_once(lambda each: self._look(*each, record, grace), list(known.items()))
             seen = {
@@ -104,7 +95,7 @@ class Observer:
         return {**ends, **statuses}
 
     def known(
-        self, handles: Sequence[ReplicaHandle], entries: Mapping[str, str], numbers: Numbers
+        self, handles: Sequence[ReplicaHandle], entries: Mapping[str, str]
     ) -> dict[ReplicaHandle, states.Trace]:
         """Return what a record says about those handles that belong to it.
 
@@ -113,23 +104,14 @@ class Observer:
         Raises:
             DamagedRecordError: The entry of the launch is damaged.
         """
-        launch, now = launch_of(entries), self._options.clock()
-        known = {}
+        launch, known = launch_of(entries), {}
         for handle in handles:
-            rank, latest = handle.rank, (launch["at"] - CLOCKS, now + CLOCKS)
             try:
-                if not is_of(handle, launch, entries):
-                    continue
-                trace = states.trace_of(entries, rank, numbers)
-                if trace.cancel is not None:
-                    check_time(cancel_of(rank, numbers), trace.cancel, *latest)
+                if is_of(handle, launch, entries):
+                    known[handle] = states.trace_of(entries, handle.rank)
             except DamagedRecordError as error:
-                if not is_of_launch(handle, launch):
-                    continue
-                trace = states.trace_of(entries, rank, numbers, damage=str(error))
-                if trace.cancel is not None and not latest[0] <= trace.cancel["at"] <= latest[1]:
-                    trace = replace(trace, cancel=None)
-            known[handle] = trace
+                if is_of_launch(handle, launch):
+                    known[handle] = states.trace_of(entries, handle.rank, damage=str(error))
         return known
 
     def read(self, run_id: str | None) -> tuple[Any, Mapping[str, str]]:
@@ -324,10 +306,9 @@ class Observer:
         If there is none, it is written, with the time at which the end was first noticed.
         """
         mark, key = {"by": "outside", "at": now}, f"cancel-{rank}"
-        while key and not self._client.put_once(record, key, mark):
+        if not self._client.put_once(record, key, mark):
             with contextlib.suppress(DamagedRecordError):
                 return self._client.get(record, key) or mark
-            key = self._client.next_cancel(record, rank, key)
         return mark
 
     def _dated(
