@@ -434,7 +434,7 @@ def test_a_handle_that_was_changed_finds_nothing(lab):
     ):
         with pytest.raises(ReplicaNotFoundError):
             executor.describe(other)
-        with pytest.raises(BackendError, match=r"otherwise of its launch .*has not ended"):
+        with pytest.raises(BackendError, match=r"of its launch .*has not ended"):
             executor.cancel(other)
         with pytest.raises(InvalidRequestError, match=r"of its launch .*nothing is removed"):
             executor.purge(other)

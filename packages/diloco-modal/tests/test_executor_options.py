@@ -131,8 +131,8 @@ def test_an_environment_that_is_not_there_is_no_missing_app(lab):
         ({"gpu": "T4", "spot": False}, "spot=False"),
         ({"spot": False}, "spot=False"),
         ({"env": {f"A{n}": "x" * 130_000 for n in range(40)}}, "4194304 are allowed"),
-        ({"labels": {"a": "x" * 9_000_000}}, "labels have .* 4194304 are allowed"),
-        ({"labels": {"a": "\U0001f600" * 400_000}}, "labels have 48000.. bytes"),  # 12 bytes each
+        ({"labels": {"a": "x" * 9_000_000}}, "labels of a replica have .* 4194304 are allowed"),
+        ({"labels": {"a": "\U0001f600" * 400_000}}, "have 480.... bytes"),  # 12 bytes each
     ],
 )
 def test_refused_before_the_first_call(lab, options, message):

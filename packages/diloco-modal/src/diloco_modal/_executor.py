@@ -33,12 +33,11 @@ from ._request._payload import (
     MARGIN,
     MAX_RESULT_BYTES,
     call_timeout,
-    check_labels,
     payloads,
 )
 from ._request._resources import bound_options
 from ._state import _states as states
-from ._state._handles import check_handle, is_of, link, make_handle, other_call, other_launch
+from ._state._handles import check_handle, is_of, link, make_handle, not_its_own
 from ._state._record import (
     DamagedRecordError,
     calls_of,
@@ -112,7 +111,6 @@ class ModalSpawnExecutor(BaseExecutor):
                 f"call of {seconds:.0f} s, and Modal allows {LONGEST_CALL:.0f}: give less, and "
                 "launch again on the same rendezvous to go on"
             )
-        check_labels(request.labels)
         bound_options(request, self._options)
 
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
@@ -136,7 +134,7 @@ class ModalSpawnExecutor(BaseExecutor):
         return check_launch(self._client, self._options, request, self._patiently)
 
     def _seen_by_probe(self) -> list[Finding]:
-        return seen_by_a_call(self._options)
+        return seen_by_a_call()
 
     def _where(self) -> str:
         place = self._options.environment_name, self._options.app
@@ -222,8 +220,8 @@ class ModalSpawnExecutor(BaseExecutor):
                 launch = launch_of(entries)
                 if not is_of(handle, launch, entries):
                     if calls_of(entries).get(handle.rank) == handle.metadata["function_call_id"]:
-                        raise InvalidRequestError(f"{other_launch(handle)}; nothing is removed")
-                    self._observer.check_over(handle, other_call(handle))
+                        raise InvalidRequestError(f"{not_its_own(handle)}; nothing is removed")
+                    self._observer.check_over(handle, not_its_own(handle))
                     return
                 run_id = str(handle.run_id)  # read() refuses None
                 handles = _handles_of(run_id, launch, calls_of(entries))

@@ -96,18 +96,6 @@ class Records(Connection):
         text = self._ask(look, f"reading {key} from the record")
         return None if text is None else checked(key, text)
 
-    def settle(self, record: Any, *, kept: bool) -> bool:
-        """Decide whether the calls that a launch has started are kept or taken back.
-
-        They are kept if another launch returns them.
-
-        Returns:
-            The first decision in the record, which counts.
-        """
-        if self.put_once(record, "kept", {"kept": kept}):
-            return kept
-        return bool((self.get(record, "kept") or {}).get("kept"))
-
     def pop(self, record: Any, key: str) -> None:
         """Remove an entry, if it exists."""
         what = f"removing {key} from the record"

@@ -77,7 +77,6 @@ _SHAPES: dict[str, dict[str, Callable[[Any], bool]]] = {
         "again": lambda value: value is None or _flag(value),
     },
     "over": {"at": _number},
-    "kept": {"kept": _flag},
 }  # fmt: skip
 
 

@@ -127,6 +127,11 @@ def trace_of(entries: Mapping[str, str], rank: int, *, damage: str = "") -> Trac
     return Trace(max(attempt, end["started"]), started, False, lives, end["at"], cancel, *told)
 
 
+def _status(state: ReplicaState, trace: Trace, url: str, **more: Any) -> ReplicaStatus:
+    known = {"attempt": trace.attempt, "started_at": trace.started_at, "url": url}
+    return ReplicaStatus(state, **{**known, **more})
+
+
 def living(trace: Trace, url: str) -> ReplicaStatus:
     """Return the status of a call that has not ended, or whose container may still exist."""
     stopping, reason = trace.cancel is not None, None
@@ -134,14 +139,11 @@ def living(trace: Trace, url: str) -> ReplicaStatus:
         reason = Reason.CANCEL_REQUESTED if trace.requested else Reason.STOPPED_EXTERNALLY
     # After its last life, a call is about to return.
     if trace.open or trace.again is False:
-        return ReplicaStatus(
-            ReplicaState.RUNNING, trace.attempt, reason, stopping=stopping,
-            started_at=trace.started_at, url=url,
-        )  # fmt: skip
+        return _status(ReplicaState.RUNNING, trace, url, reason=reason, stopping=stopping)
     # Between two lives, the next attempt is waiting.
     attempt = trace.attempt + (1 if trace.lives else 0)
-    waits = Reason.PREEMPTED if trace.lives else Reason.QUEUED
-    return ReplicaStatus(ReplicaState.PENDING, attempt, reason or waits, stopping=stopping, url=url)
+    reason = reason or (Reason.PREEMPTED if trace.lives else Reason.QUEUED)
+    return ReplicaStatus(ReplicaState.PENDING, attempt, reason, stopping=stopping, url=url)
 
 
 def unknown(error: Exception, trace: Trace, url: str) -> ReplicaStatus:
@@ -149,10 +151,8 @@ def unknown(error: Exception, trace: Trace, url: str) -> ReplicaStatus:
 
     The calls of other replicas can be asked about.
     """
-    return ReplicaStatus(
-        ReplicaState.RUNNING if trace.lives else ReplicaState.PENDING, trace.attempt,
-        stopping=trace.cancel is not None, started_at=trace.started_at, url=url, message=str(error),
-    )  # fmt: skip
+    state = ReplicaState.RUNNING if trace.lives else ReplicaState.PENDING
+    return _status(state, trace, url, stopping=trace.cancel is not None, message=str(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,34 +193,25 @@ def reported(text: str, trace: Trace, url: str) -> tuple[ReplicaStatus, Any]:
         "attempt": max(outcome.attempt, trace.attempt),
         "started_at": outcome.started_at or trace.started_at,
         "finished_at": outcome.finished_at or trace.ended_at,
-        "url": url,
+        "exit_code": outcome.exit_code,
     }
     if outcome.exit_code == 0:
-        status = ReplicaStatus(ReplicaState.SUCCEEDED, reason=Reason.COMPLETED, exit_code=0, **more)
+        status = _status(ReplicaState.SUCCEEDED, trace, url, reason=Reason.COMPLETED, **more)
         return status, Lost(outcome.error) if outcome.error else outcome.result
-    more |= {
-        "exit_code": outcome.exit_code,
-        "signal": outcome.signal,
-        "message": outcome.error or "",
-    }
-    if outcome.reason is Reason.CANCEL_REQUESTED and trace.cancel is not None:
-        return _cancelled(trace, more), None
-    reason = Reason.PLATFORM if outcome.reason is Reason.CANCEL_REQUESTED else outcome.reason
-    return ReplicaStatus(ReplicaState.FAILED, reason=reason, **more), None
+    more |= {"signal": outcome.signal, "message": outcome.error or ""}
+    reason = outcome.reason
+    if reason is Reason.CANCEL_REQUESTED:
+        if trace.cancel is not None:
+            return _cancelled(trace, url, **more), None
+        reason = Reason.PLATFORM
+    return _status(ReplicaState.FAILED, trace, url, reason=reason, **more), None
 
 
-def failed(
-    reason: Reason,
-    message: str,
-    trace: Trace,
-    url: str,
-    code: int | None = None,
-    signal: str | None = None,
-) -> ReplicaStatus:
+def failed(reason: Reason, message: str, trace: Trace, url: str, **more: Any) -> ReplicaStatus:
     """Return the status of a call that Modal has ended."""
-    return ReplicaStatus(
-        ReplicaState.FAILED, trace.attempt, reason, exit_code=code, signal=signal, message=message,
-        started_at=trace.started_at, finished_at=trace.ended_at, url=url, native=message,
+    return _status(
+        ReplicaState.FAILED, trace, url, reason=reason, message=message, native=message,
+        finished_at=trace.ended_at, **more,
     )  # fmt: skip
 
 
@@ -229,31 +220,29 @@ def stopped(trace: Trace, url: str, now: float, grace: float) -> ReplicaStatus:
     at = now if trace.cancel is None else float(trace.cancel["at"])
     if trace.open and now - at < INTERRUPT_SECONDS + grace:
         return living(trace, url)
-    more = {"attempt": trace.attempt, "started_at": trace.started_at, "url": url}
     if trace.waited:
         # Ended between two lives, so the next attempt was waiting.
-        waited = {**more, "attempt": trace.attempt + 1, "started_at": None, "finished_at": at}
-        return _cancelled(trace, waited)
-    return _cancelled(trace, {**more, "finished_at": trace.ended_at})
+        return _cancelled(trace, url, attempt=trace.attempt + 1, started_at=None, finished_at=at)
+    return _cancelled(trace, url, finished_at=trace.ended_at)
 
 
-def _cancelled(trace: Trace, more: Mapping[str, Any]) -> ReplicaStatus:
+def _cancelled(trace: Trace, url: str, **more: Any) -> ReplicaStatus:
     reason = Reason.CANCEL_REQUESTED if trace.requested else Reason.STOPPED_EXTERNALLY
     message = "cancelled" if trace.requested else "the call was stopped from outside"
-    details = {**more, "message": more.get("message") or message}
-    return ReplicaStatus(ReplicaState.CANCELLED, reason=reason, **details)
+    more["message"] = more.get("message") or message
+    return _status(ReplicaState.CANCELLED, trace, url, reason=reason, **more)
 
 
 def died(end: End, trace: Trace, url: str) -> ReplicaStatus:
     """Return the status of a call that ended without success, but was not terminated."""
     text = end.message or end.status
     if end.status == "TIMEOUT":
-        return failed(Reason.TIMEOUT, text, trace, url, 124)
+        return failed(Reason.TIMEOUT, text, trace, url, exit_code=124)
     if end.raised:
         # The wrapper never raises, so its module could not be imported, or the app is not diloco's.
         return failed(Reason.START_FAILED, text, trace, url)
     if _OUT_OF_MEMORY.search(f"{end.status} {text}"):
-        return failed(Reason.OOM, text, trace, url, 137, "SIGKILL")
+        return failed(Reason.OOM, text, trace, url, exit_code=137, signal="SIGKILL")
     return failed(Reason.PLATFORM, text, trace, url)
 
 

@@ -17,7 +17,7 @@ from diloco_protocol.backend import cancel_all, shown
 from .._client import _event_loop as loop
 from .._client._client import Client
 from .._request._options import ModalOptions
-from .._state._handles import other_call, other_launch
+from .._state._handles import not_its_own
 from .._state._record import DamagedRecordError, calls_of, held_calls
 from ._end_call import Ending
 from ._observe import Observer
@@ -134,15 +134,14 @@ class Canceller:
             return
         self._observer.check_place([handle])
         call, record = handle.metadata["function_call_id"], None
-        why = other_call(handle)
+        why = not_its_own(handle)
         in_launch, trace = False, None
         try:
             record, entries = self._observer.read(handle.run_id)
             in_launch = (handle.rank, call) in held_calls(entries)
             trace = self._observer.known([handle], entries).get(handle)
-            if in_launch and trace is None:
-                in_launch, why = False, other_launch(handle)
-            elif trace is not None and trace.damage:
+            in_launch = in_launch and trace is not None
+            if trace is not None and trace.damage:
                 why = trace.damage
         except ReplicaNotFoundError as error:
             why = str(error)
