@@ -197,7 +197,7 @@ def test_a_region_and_a_cloud_are_asked_for(lab):
 @pytest.mark.parametrize("name", ["region", "cloud"])
 def test_a_place_that_is_not_one_name_is_refused(name, value):
     """Modal's client passes on any text."""
-    with pytest.raises(InvalidRequestError, match=f"{name}=.* is not one name"):
+    with pytest.raises(InvalidRequestError, match=f"{name} must be one name"):
         ModalSpawnExecutor(**{name: value})
 
 
@@ -260,7 +260,7 @@ def test_what_the_client_refuses_is_no_error_of_python(lab, monkeypatch):
 
 def test_a_function_whose_name_is_a_method_s_is_refused():
     for make in (ModalSpawnExecutor, lambda **name: build_app("app", image=None, **name)):
-        with pytest.raises(InvalidRequestError, match=r"function='x\.y' has a dot"):
+        with pytest.raises(InvalidRequestError, match="function must be a name without a dot"):
             make(function="x.y")
 
 

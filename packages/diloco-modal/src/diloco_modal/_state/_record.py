@@ -20,7 +20,7 @@ _CALL = re.compile(r"call-(0|[1-9][0-9]{0,8})")
 _CALL_ID = re.compile("fc-[A-Za-z0-9_-]{1,100}")
 
 
-def _text(value: object) -> bool:
+def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
@@ -36,10 +36,6 @@ def _count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST
 
 
-def _positive(value: object) -> bool:
-    return _count(value) and value != 0
-
-
 def _ranks(value: object) -> bool:
     return (
         isinstance(value, list)
@@ -47,10 +43,6 @@ def _ranks(value: object) -> bool:
         and all(_count(rank) and rank < MAX_REPLICAS for rank in value)
         and len(value) == len(set(value))
     )
-
-
-def _flag(value: object) -> bool:
-    return isinstance(value, bool)
 
 
 def _outcome(value: object) -> bool:
@@ -62,19 +54,19 @@ def _outcome(value: object) -> bool:
 
 _SHAPES: dict[str, dict[str, Callable[[Any], bool]]] = {
     "launch": {
-        "id": _text, "fingerprint": _text, "ranks": _ranks,
-        "world_size": lambda value: _positive(value) and value <= MAX_REPLICAS,
-        "app": _text, "function": _text, "environment": _text, "at": _number,
+        "id": _is_text, "fingerprint": _is_text, "ranks": _ranks,
+        "world_size": lambda value: _count(value) and 0 < value <= MAX_REPLICAS,
+        "app": _is_text, "function": _is_text, "environment": _is_text, "at": _number,
         "grace": lambda value: _number(value) and value <= _LONGEST_GRACE,
-        "rendezvous": lambda value: value is None or _text(value),
+        "rendezvous": lambda value: value is None or _is_text(value),
     },
     "call": {"call": _call},
-    "cancel": {"by": _text, "at": _number},
-    "life": {"attempt": _positive, "at": _number},
+    "cancel": {"by": _is_text, "at": _number},
+    "life": {"attempt": lambda value: _count(value) and value > 0, "at": _number},
     "attempt": {"at": _number},
     "end": {
         "started": _count, "failed": _count, "at": _number, "outcome": _outcome,
-        "again": lambda value: value is None or _flag(value),
+        "again": lambda value: value is None or isinstance(value, bool),
     },
     "over": {"at": _number},
 }  # fmt: skip

@@ -8,11 +8,10 @@ from typing import Any
 
 from diloco_protocol import (
     BackendError,
-    InvalidRequestError,
     ReplicaHandle,
     ReplicaNotFoundError,
 )
-from diloco_protocol.backend import cancel_all, shown
+from diloco_protocol.backend import cancel_all
 
 from .._client import _event_loop as loop
 from .._client._client import Client
@@ -166,14 +165,6 @@ class Canceller:
 
     def _end(self, handle: ReplicaHandle, record: Any, ending: Ending) -> None:
         call = handle.metadata["function_call_id"]
-        app, function = handle.metadata["app"], handle.metadata["function"]
-        if (app, function) != (self._options.app, self._options.function):
-            # Any program that may write Dicts could name any app in one.
-            raise InvalidRequestError(
-                f"this handle is of the function {shown(function)} of the app {shown(app)}, and "
-                f"this executor ends only calls of {self._options.function!r} of "
-                f"{self._options.app!r}: make one with app= and function= of the run"
-            )
         self._check_app(call)
         try:
             ending.attempt(record)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import itertools
 import json
 import uuid
 from collections.abc import Mapping
+from itertools import compress
 from typing import Any
 
 from diloco_protocol import (
@@ -107,9 +107,9 @@ class Launcher:
                     request, mine=self._is_mine(record, wanted) if mine is None else mine
                 )
                 if isinstance(error, Exception):  # an interrupt must not wait for that
-                    calls = list(withdrawal.others.items())
-                    lives = loop.at_once(self._may_live, calls)
-                    withdrawal.others = dict(itertools.compress(calls, lives))
+                    calls = withdrawal.others
+                    alive = loop.at_once(self._may_live, list(calls.values()))
+                    withdrawal.others = dict(compress(calls.items(), alive))
             except BaseException as again:  # a second Ctrl-C
                 left = (
                     f"of the run {request.run_id!r} only its record may be left: "
@@ -269,26 +269,25 @@ class Launcher:
         Raises:
             RunConflictError: A rank was ended or has failed.
         """
-        calls = [(rank, call) for rank, call in holders.items() if call]
-        fallen = list(itertools.compress(calls, loop.at_once(self._has_fallen, calls)))
-        if fallen:
+        calls = {rank: call for rank, call in holders.items() if call}
+        fallen = loop.at_once(self._has_fallen, list(calls.values()))
+        for rank in compress(calls, fallen):
             raise RunConflictError(
-                f"rank {fallen[0][0]} of an earlier try of this launch has ended, and rank "
-                f"{missing} was not started: end what runs with cancel_run({run_id!r}), and purge "
-                f"that run, which attach({run_id!r}) finds, or choose another run_id"
+                f"rank {rank} of an earlier try of this launch has ended, and rank {missing} was "
+                f"not started: end what runs with cancel_run({run_id!r}), and purge that run, "
+                f"which attach({run_id!r}) finds, or choose another run_id"
             )
 
-    async def _has_fallen(self, held_call: tuple[int, str]) -> bool:
+    async def _has_fallen(self, call: str) -> bool:
         with contextlib.suppress(BackendError):
-            end = await self._client.end(held_call[1])
-            if end is None or end.late:
-                return False
-            return ended(end, Trace(), "")[0].state is not ReplicaState.SUCCEEDED
+            end = await self._client.end(call)
+            if end is not None and not end.late:
+                return ended(end, Trace(), "")[0].state is not ReplicaState.SUCCEEDED
         return False
 
-    async def _may_live(self, held_call: tuple[int, str]) -> bool:
+    async def _may_live(self, call: str) -> bool:
         with contextlib.suppress(BackendError):
-            return await self._client.end(held_call[1], value=False) is None
+            return await self._client.end(call, value=False) is None
         return True
 
     async def _check_app(self, call: str) -> None:
