@@ -434,9 +434,9 @@ def test_a_handle_that_was_changed_finds_nothing(lab):
     ):
         with pytest.raises(ReplicaNotFoundError):
             executor.describe(other)
-        with pytest.raises(BackendError, match=r"of its launch .*has not ended"):
+        with pytest.raises(BackendError, match=r"of its launch; .*has not ended"):
             executor.cancel(other)
-        with pytest.raises(InvalidRequestError, match=r"of its launch .*nothing is removed"):
+        with pytest.raises(InvalidRequestError, match=r"of its launch; .*nothing is removed"):
             executor.purge(other)
         assert executor.poll(handle) == "pending"
     executor.cancel(handle)
