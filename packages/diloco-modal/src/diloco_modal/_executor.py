@@ -22,9 +22,7 @@ from diloco_protocol import (
     RunRequest,
     UnavailableError,
 )
-from diloco_protocol.backend import (
-    takes,
-)
+from diloco_protocol.backend import check_ended, takes
 
 from ._client._client import Client
 from ._request._options import DAY, ModalOptions
@@ -32,6 +30,7 @@ from ._request._payload import (
     LONGEST_CALL,
     MARGIN,
     MAX_RESULT_BYTES,
+    PAYLOAD_VERSION,
     call_timeout,
     payloads,
 )
@@ -45,7 +44,7 @@ from ._state._record import (
     readable_calls,
 )
 from ._verbs._cancel import Canceller
-from ._verbs._check import check_launch, seen_by_a_call
+from ._verbs._check import check_launch
 from ._verbs._launch import Launcher
 from ._verbs._logs import read_log
 from ._verbs._observe import Observer
@@ -134,7 +133,8 @@ class ModalSpawnExecutor(BaseExecutor):
         return check_launch(self._client, self._options, request, self._patiently)
 
     def _seen_by_probe(self) -> list[Finding]:
-        return seen_by_a_call()
+        text = f"the app reads payloads of version {PAYLOAD_VERSION}"
+        return [Finding("version", True, text)]
 
     def _where(self) -> str:
         place = self._options.environment_name, self._options.app
@@ -170,7 +170,6 @@ class ModalSpawnExecutor(BaseExecutor):
 
     def _launch_of(self, handle: ReplicaHandle) -> Mapping[str, Any]:
         """Return the entry of a handle's launch; ReplicaNotFoundError if there is none any more."""
-        self._observer.check_place([handle])
         _, entries = self._observer.read_for(handle)
         launch = launch_of(entries)
         if not is_of(handle, launch, entries):
@@ -209,7 +208,6 @@ class ModalSpawnExecutor(BaseExecutor):
         self._canceller.cancel_run(run_id, self.attach, self.cancel)
 
     def _purge(self, handle: ReplicaHandle) -> None:
-        self._observer.check_place([handle])
         while True:
             try:
                 record, entries = self._observer.read_for(handle)
@@ -231,20 +229,9 @@ class ModalSpawnExecutor(BaseExecutor):
                     f"run {handle.run_id!r} is not purged, since a call that its record does not "
                     f"name may be running: {error}"
                 ) from error
-            statuses = self._observe_run(handles)
-            alive = {
-                replica.rank: status.message
-                for replica, status in statuses.items()
-                if not status.state.terminal
-            }
-            if alive:
-                ranks = ", ".join(map(str, sorted(alive)))
-                why = next(
-                    (f". Of rank {rank}: {text}" for rank, text in alive.items() if text), ""
-                )
-                raise InvalidRequestError(
-                    f"run {handle.run_id!r} has not ended (rank {ranks}): cancel it first{why}"
-                )
+            looks = self._observe_run(handles).items()
+            alive = [replica.rank for replica, status in looks if not status.state.terminal]
+            check_ended(run_id, alive)
             # A call that claims a rank before the record is gone would train, and nothing could
             # find it any more.
             if not self._canceller.void(record, entries):

@@ -50,8 +50,3 @@ def check_launch(
         "and whether Modal has region= and cloud=: give rendezvous_uri="
     )
     return [*findings, Finding("version", None, unknown)]
-
-
-def seen_by_a_call() -> list[Finding]:
-    """Return what a call has shown by running: the version of the app."""
-    return [Finding("version", True, f"the app reads payloads of version {PAYLOAD_VERSION}")]

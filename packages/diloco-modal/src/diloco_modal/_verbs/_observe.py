@@ -137,10 +137,12 @@ class Observer:
         """As :meth:`read`, for the run of a handle.
 
         Raises:
+            InvalidRequestError: The handle is of another environment.
             ReplicaNotFoundError: There is none any more.
             AuthError: There is none in the workspace that this token is of, which is not that of
                 the handle.
         """
+        self.check_place([handle])
         try:
             return self.read(handle.run_id)
         except ReplicaNotFoundError as error:
