@@ -115,18 +115,11 @@ class ModalSpawnExecutor(BaseExecutor):
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
         bound = bound_options(request, self._options)
         specs = request.specs(grace=self._options.grace)
-        sent = payloads(request, self._options)
+        place = {"app": self._options.app, "function": self._options.function, "options": bound}
         return [
-            {
-                "app": self._options.app,
-                "function": self._options.function,
-                "options": bound,
-                "payload": {
-                    **payload,
-                    "spec": spec.to_dict(),
-                },  # as JSON values, which can be redacted
-            }
-            for payload, spec in zip(sent, specs, strict=True)
+            # The spec as JSON values, which can be redacted.
+            {**place, "payload": {**payload, "spec": spec.to_dict()}}
+            for payload, spec in zip(payloads(request, self._options), specs, strict=True)
         ]
 
     def _findings(self, request: RunRequest) -> list[Finding]:
@@ -240,7 +233,7 @@ class ModalSpawnExecutor(BaseExecutor):
         self._observer.forget(handles)
 
     def _list_runs(self) -> list[str]:
-        return self._observer.runs(self._backoff)
+        return self._observer.runs()
 
     def _attach(self, run_id: str) -> list[ReplicaHandle]:
         _, entries = self._observer.read(run_id)

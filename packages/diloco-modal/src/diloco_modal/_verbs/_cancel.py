@@ -17,7 +17,7 @@ from .._client import _event_loop as loop
 from .._client._client import Client
 from .._request._options import ModalOptions
 from .._state._handles import not_its_own
-from .._state._record import DamagedRecordError, calls_of, held_calls
+from .._state._record import DamagedRecordError, call_of, calls_of, held_calls
 from ._end_call import Ending
 from ._observe import Observer
 
@@ -137,9 +137,8 @@ class Canceller:
         in_launch, trace = False, None
         try:
             record, entries = self._observer.read(handle.run_id)
-            in_launch = (handle.rank, call) in held_calls(entries)
             trace = self._observer.known([handle], entries).get(handle)
-            in_launch = in_launch and trace is not None
+            in_launch = call_of(entries, handle.rank) == call and trace is not None
             if trace is not None and trace.damage:
                 why = trace.damage
         except ReplicaNotFoundError as error:

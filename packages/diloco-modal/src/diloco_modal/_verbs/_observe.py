@@ -6,16 +6,15 @@ import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import Any
 
 from diloco_protocol import (
     AuthError,
     BackendError,
-    Backoff,
     ReplicaHandle,
     ReplicaNotFoundError,
     ReplicaStatus,
-    retry,
 )
 from diloco_protocol.backend import is_run_id
 
@@ -214,20 +213,12 @@ class Observer:
     def _is_young(self, handle: ReplicaHandle) -> bool:
         return self._options.clock() - launched_at(handle) < _KEPT_BY_MODAL
 
-    def runs(self, backoff: Backoff) -> list[str]:
-        """Return the names of all runs that have a record, oldest first.
-
-        Args:
-            backoff: Pauses between tries.
-        """
-        patience = backoff, self._options.retry_timeout
-        names = retry(self._client.record_names, backoff, timeout=self._options.retry_timeout)
+    def runs(self) -> list[str]:
+        """Return the names of all runs that have a record, oldest first."""
+        names = self._client.record_names()
         runs = [run_id for name in names if is_run_id(run_id := name.removeprefix(PREFIX))]
         # A Dict with such a name may belong to another program, or its entries may have faded.
-        answers = loop.at_once(
-            lambda run_id: loop.patiently(lambda: self._client.is_record(run_id), *patience), runs
-        )
-        return [run_id for run_id, is_run in zip(runs, answers, strict=True) if is_run]
+        return list(compress(runs, loop.at_once(self._client.is_record, runs)))
 
     async def _look(self, *told: Any) -> ReplicaStatus | BackendError | None:
         try:
