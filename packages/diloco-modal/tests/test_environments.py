@@ -143,7 +143,7 @@ def test_nor_beside_a_run_of_its_name(lab, elsewhere):
     for verb in (executor.cancel, executor.purge):
         with pytest.raises(
             AuthError,
-            match="names another call of rank 0, or none; and Modal does not know its call",
+            match=r"does not name the call of this handle .*; and Modal does not know its call",
         ):
             verb(handle)
 

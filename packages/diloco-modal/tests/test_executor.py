@@ -242,7 +242,7 @@ def test_a_connection_that_is_cut_is_worth_another_try(lab):
 def test_purge(lab):
     executor = lab.executor()
     handles = lab.launch(2, executor)
-    with pytest.raises(InvalidRequestError, match="has not ended"):
+    with pytest.raises(InvalidRequestError, match="have not ended"):
         executor.purge(handles[0])
     for handle in handles:
         lab.begin(handle)
@@ -342,7 +342,7 @@ def test_a_call_that_modal_would_have_to_know_is_not_gone(lab, monkeypatch, begu
     lab.finish(handles[2], 8)
     with pytest.raises(BackendError, match=words):
         executor.collect(handles)
-    with pytest.raises(InvalidRequestError, match=f"has not ended .rank 0.: .*{words}"):
+    with pytest.raises(InvalidRequestError, match="have not ended, such as rank 0"):
         executor.purge(second)
     assert (lab.executor().exists("run"), executor.attach("run")) == (True, handles)
     for cancel in (lambda: executor.cancel(first), lambda: executor.cancel_run("run")):
@@ -434,9 +434,9 @@ def test_a_handle_that_was_changed_finds_nothing(lab):
     ):
         with pytest.raises(ReplicaNotFoundError):
             executor.describe(other)
-        with pytest.raises(BackendError, match=r"otherwise of its launch .*has not ended"):
+        with pytest.raises(BackendError, match=r"of its launch; .*has not ended"):
             executor.cancel(other)
-        with pytest.raises(InvalidRequestError, match=r"of its launch .*nothing is removed"):
+        with pytest.raises(InvalidRequestError, match=r"of its launch; .*nothing is removed"):
             executor.purge(other)
         assert executor.poll(handle) == "pending"
     executor.cancel(handle)

@@ -106,30 +106,6 @@ def test_a_launch_that_fails_keeps_the_record_of_what_another_launcher_has_start
     assert {call.call_id for call in lab.world.calls() if call.status == "pending"} == held
 
 
-def test_what_another_launcher_has_returned_is_not_taken_back(lab, monkeypatch):
-    """It found the calls of this one, which fails later."""
-    monkeypatch.setattr(loop, "AT_ONCE", 1)
-    theirs = []
-    meanwhile(monkeypatch, 2, lambda: theirs.extend(lab.launch(4)))
-    lab.stand_in.faults.add("forbidden", verb="FunctionMap", after=5, times=None)
-    with pytest.raises(LaunchError, match="another launch of this run may have returned") as caught:
-        lab.launch(4)
-    assert list(caught.value.survivors) == theirs
-    assert [lab.executor().poll(handle) for handle in theirs] == ["pending"] * 4
-
-
-def test_what_was_taken_back_meanwhile_is_not_returned(lab, monkeypatch):
-    """Another launch had started rank 0, and fails before this one has returned."""
-    (first,) = lab.launch(2)[:1]
-    lab.record().pop("call-1")
-    meanwhile(monkeypatch, 1, lambda: lab.record().put("kept", {"kept": False}))
-    with pytest.raises(LaunchError, match="ended what it had started: choose another") as caught:
-        lab.launch(2)
-    assert caught.value.survivors == (first,)
-    assert lab.call(first).status == "pending"
-    assert lab.world.calls()[-1].status == "terminated"
-
-
 @pytest.mark.sampled
 @pytest.mark.parametrize("rank", [2, 3])
 @pytest.mark.parametrize("error", [BackendError, KeyboardInterrupt])
@@ -282,34 +258,6 @@ def test_what_cannot_be_written_down_is_ended_all_the_same(lab):
     assert lab.executor().list_runs() == ["run"]
 
 
-def test_a_survivor_that_could_not_be_written_down_trains_nothing_after_cancel_run(lab):
-    lab.stand_in.faults.add("forbidden", verb="DictUpdate", after=1, times=None)
-    lab.stand_in.faults.add("forbidden", verb="FunctionCallCancel", times=None)
-    with pytest.raises(LaunchError, match="1 calls of this launch may be running") as caught:
-        lab.launch(1)
-    lab.stand_in.faults.clear()
-    (survivor,) = caught.value.survivors
-    call = survivor.metadata["function_call_id"]
-    with pytest.raises(BackendError, match=f"from_id..{call}...cancel.* ends it"):
-        lab.executor().cancel(survivor)
-    lab.executor().cancel_run("run")
-    with pytest.raises(LookupError):  # so its call is left over: test_the_launch_is_gone
-        lab.record()
-
-
-def test_a_launch_that_cannot_be_taken_back_leaves_the_mark_of_who_has_cancelled_it(
-    lab, monkeypatch
-):
-    theirs = {"by": "executor", "at": lab.world.now(), "id": "theirs"}
-    meanwhile(monkeypatch, 0, lambda: lab.record().put("cancel-0", theirs))
-    lab.stand_in.faults.add("forbidden", verb="FunctionMap", after=1, times=None)
-    lab.stand_in.faults.add("forbidden", verb="FunctionCallCancel", times=None)
-    with pytest.raises(LaunchError):
-        lab.launch(2)
-    assert lab.record().get("cancel-0") == theirs
-    assert lab.record().get("cancel-1") is None
-
-
 def test_a_call_that_modal_says_not_to_know_when_it_is_taken_back_is_named(lab, monkeypatch):
     plain = Client.spawn
 
@@ -366,7 +314,7 @@ def test_a_second_ctrl_c_names_what_is_left(lab, monkeypatch):
     with pytest.raises(KeyboardInterrupt) as caught:
         lab.launch(4)
     (note,) = caught.value.__notes__
-    assert note.startswith("these calls may be running, and cost money: ")
+    assert "calls of this launch may be running, and cost money" in note
     assert calls[1] in note
     assert calls[0] not in note
 
@@ -419,7 +367,7 @@ def test_a_purge_lets_nobody_claim_a_rank_behind_it(lab, monkeypatch):
         return await plain(self, record, key, value)
 
     monkeypatch.setattr(Client, "hold", hold)
-    with pytest.raises(InvalidRequestError, match=r"has not ended \(rank 1\)"):
+    with pytest.raises(InvalidRequestError, match="have not ended, such as rank 1"):
         lab.executor().purge(handles[0])
     assert lab.executor().attach("run") == handles
 

@@ -63,25 +63,6 @@ class TestTrace:
         assert trace_of(lives(end, **again), 3).attempt == 4
 
     @pytest.mark.parametrize(
-        ("there", "lacks"),
-        [
-            ({"life-3-2": LIFE}, "life-3-1"),
-            ({"life-3-1": LIFE, "life-3-3": LIFE}, "life-3-2"),
-            ({"end-3-1": END}, "life-3-1"),
-            ({"life-3-1": LIFE, "end-3-2": END}, "life-3-2"),
-            ({"attempt-3-2": {"at": 12.0}}, "life-3-1"),
-            ({"life-3-1": LIFE, "attempt-3-3": {"at": 12.0}}, "attempt-3-2"),
-            ({"life-3-1": LIFE, "end-3-1": END, "attempt-3-3": {"at": 12.0}}, "attempt-3-2"),
-        ],
-    )
-    def test_an_entry_that_is_missing_is_named(self, there, lacks):
-        """Without it a running replica would seem to wait, or an attempt would seem earlier."""
-        *_, last = there
-        with pytest.raises(DamagedRecordError, match=f"has an entry '{last}' and lacks '{lacks}'"):
-            trace_of({"launch": {}, **there}, 3)
-        assert trace_of({"launch": {}, **there}, 4) == Trace()
-
-    @pytest.mark.parametrize(
         ("options", "waited"),
         [
             ({"lives": 0, "cancel": EXECUTOR, "ended_at": 50.0}, False),

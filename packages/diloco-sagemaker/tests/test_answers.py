@@ -46,20 +46,10 @@ def test_half_an_answer_is_not_an_empty_one(executor, network, kind):
     handles = launch(executor())
     shaken = executor(endpoint_url=network.url, retry_timeout=5)
     network.kind, network.always = kind, "cut"
-    with pytest.raises(UnavailableError, match="of the answer came"):
+    with pytest.raises(UnavailableError, match=r"Unable to parse|not AWS's own, or was cut"):
         shaken.attach("run-1")
     network.always = None
     assert shaken.attach("run-1") == handles
-
-
-def test_a_client_that_was_handed_in_is_looked_after_too(executor, network):
-    launch(executor())
-    first = executor(endpoint_url=network.url, retry_timeout=5)
-    first.attach("run-1")
-    second = executor(sagemaker_client=first._client._of("sagemaker"), retry_timeout=5)
-    network.kind, network.always = "ListTrainingJobs", "cut"
-    with pytest.raises(UnavailableError, match="of the answer came"):
-        second.attach("run-1")
 
 
 @pytest.mark.parametrize("words", ["<html>Not Found</html>", ""])
@@ -230,15 +220,6 @@ def test_a_log_with_half_a_character_is_read(aws, executor):
     assert executor().stream_logs(handle) == "half ? of it"
 
 
-def test_a_metric_that_is_no_number_is_shown(aws, executor):
-    """JSON has no NaN: AWS writes it as text."""
-    (handle,) = launch(executor())
-    name = handle.metadata["job_name"]
-    metrics = [{"MetricName": "loss", "Value": "NaN", "Timestamp": aws.now}]
-    aws.move(name, "Completed", "Completed", FinalMetricDataList=metrics)
-    assert "loss=nan" in executor().describe(handle).native
-
-
 def test_purge_deletes_nothing_that_it_did_not_ask_for(aws, executor, monkeypatch):
     """What an answer names is held against the prefix."""
     (handle,) = launch(executor(spot=True))
@@ -350,12 +331,8 @@ class EndlessHeaders(Endless):
         (Endless(b" ", 0.01), {"request_timeout": 0.3}, "comes too slowly|Read timed out"),
     ],
 )
-@pytest.mark.parametrize("handed_in", [False, True])
-def test_an_answer_has_an_end(aws, executor, monkeypatch, body, options, words, handed_in):
+def test_an_answer_has_an_end(aws, executor, monkeypatch, body, options, words):
     (handle,) = launch(executor())
-    if handed_in:
-        first = executor(retry_timeout=0)
-        options = {**options, "sagemaker_client": first._client._make("sagemaker")}
     ours = executor(retry_timeout=0, **options)
     monkeypatch.setattr(aws.server.RequestHandlerClass, "do_POST", lambda self: body(self))
     tracemalloc.start()
@@ -417,20 +394,6 @@ def test_a_list_has_an_end(aws, executor, monkeypatch):
     with pytest.raises(UnavailableError, match="no end after 20 pages"):
         executor(retry_timeout=0).list_runs()
     assert aws.count("ListTrainingJobs") == 20
-
-
-@pytest.mark.parametrize("operation", ["ListTrainingJobs", "Search"])
-def test_a_page_has_no_more_entries_than_were_asked_for(aws, executor, operation):
-    executor().launch_replicas(2, "trainer:train", run_id="run-1")
-    right = getattr(aws, operation)
-
-    def more(body):
-        page = right(body)
-        return {name: entries * 51 for name, entries in page.items() if name != "NextToken"}
-
-    setattr(aws, operation, more)
-    with pytest.raises(UnavailableError, match="102 entries in a page of 100"):
-        executor(retry_timeout=0).attach("run-1")
 
 
 def test_collect_reads_no_list_past_its_time(aws, executor, monkeypatch):

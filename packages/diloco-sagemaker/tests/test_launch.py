@@ -2,7 +2,6 @@
 
 import contextlib
 
-import boto3
 import pytest
 from scripted_aws import AWSHarness, unnamed
 from small_aws import NOT_FOUND, Refused
@@ -93,7 +92,9 @@ def test_quota_takes_back_what_was_created(aws, executor):
     launch_all = launch(first, 2)
     assert len(launch_all) == 2
     aws.faults += [("CreateTrainingJob", "ResourceLimitExceeded", QUOTA, 400, False)]
-    with pytest.raises(QuotaExceededError, match=r"ml\.g5\.2xlarge .*is 2, of which 2 are in use"):
+    with pytest.raises(
+        QuotaExceededError, match=r"ml\.g5\.2xlarge .*is 2 Instances.*quota_timeout="
+    ):
         first.launch_replicas(1, "trainer:train", run_id="run-2")
     assert sorted(aws.jobs) == ["diloco-run-1-00000", "diloco-run-1-00001"]
 
@@ -307,7 +308,7 @@ def test_an_interrupt_names_what_a_killed_launcher_has_created(aws, executor):
     ours._client.create = interrupted
     with pytest.raises(KeyboardInterrupt) as raised:
         launch(ours, 2)
-    assert raised.value.__notes__[0].endswith("until they are stopped: diloco-run-1-00000")
+    assert raised.value.__notes__[0].endswith("survivors (diloco-run-1-00000)")
 
 
 def remains(aws, executor, *ranks, n=4):
@@ -428,7 +429,7 @@ def test_a_job_that_has_just_been_created_may_appear_later(aws, executor):
     assert len(launch(executor(), 2)) == 2
 
 
-def test_a_survivor_without_a_job_purges_what_is_left_of_its_launch(aws, executor):
+def test_a_survivor_without_a_job_purges_nothing_and_says_what_does(aws, executor):
     """The create of job 1 and its answer were lost, and AWS was away at the launch's undoing."""
     ours = executor(retry_timeout=1, clock=aws.clock)
 
@@ -444,24 +445,9 @@ def test_a_survivor_without_a_job_purges_what_is_left_of_its_launch(aws, executo
         with pytest.raises(LaunchError) as caught:
             launch(ours, 2)
     aws.sleep(30)  # "not found" is believed from now on
-    first, second = caught.value.survivors
-    with pytest.raises(InvalidRequestError, match=r"not ended, such as diloco-run-1-00000"):
-        ours.purge(second)
-    ours.cancel(first)
-    aws.move("diloco-run-1-00000", "Stopped", "Stopped")
-    ours.purge(second)
-    assert aws.jobs == {}
-    launch(ours, 2, gpu="H100")  # a later run of the name, with another fingerprint
-    del aws.jobs["diloco-run-1-00001"]
-    aws.sleep(30)
-    ours.purge(second)
+    with pytest.raises(BackendError, match=r"not diloco-run-1-00000, .* attach\('run-1'\)"):
+        ours.purge(caught.value.survivors[1])
     assert list(aws.jobs) == ["diloco-run-1-00000"]
-    aws.jobs.clear()
-    launch(ours, 2)  # one with the same fingerprint
-    del aws.jobs["diloco-run-1-00001"]
-    aws.sleep(30)
-    with pytest.raises(BackendError, match=r"or of a later one .* attach\('run-1'\)"):
-        ours.purge(second)
 
 
 def test_a_job_that_is_taken_back_may_appear_later(aws, executor):
@@ -504,7 +490,7 @@ def test_no_region(executor, monkeypatch):
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
-    with pytest.raises(InvalidRequestError, match=r"specify a region\. Give.* region="):
+    with pytest.raises(InvalidRequestError, match=r"specify a region\. Look at region="):
         launch(executor(region=None))
 
 
@@ -662,29 +648,6 @@ def test_a_run_that_has_ended_is_found_where_the_list_lags(aws, executor):
         aws.move(handle.metadata["job_name"], "Completed", "Completed")
     aws.lists_lag = True
     assert launch(executor()) == handles
-
-
-def test_a_lost_answer_of_a_client_that_tries_again_itself_leaves_nothing_alive(aws, executor):
-    """Rank 0: then its name is taken. Rank 1: then it is refused."""
-    client = boto3.Session("key", "secret").client("sagemaker", "eu-west-1", endpoint_url=aws.url)
-    again = lambda response, **_: 0 if response and response[0].status_code == 500 else None  # noqa: E731
-    client.meta.events.register_first("needs-retry.sagemaker.CreateTrainingJob", again)
-    create, tries = aws.CreateTrainingJob, []
-
-    def lossy(body):
-        name = body["TrainingJobName"]
-        tries.append(name)
-        if tries.count(name) == 1:
-            create(body)
-            raise Refused("InternalFailure", "", 500)
-        if name.endswith("1"):
-            raise Refused("AccessDeniedException", "no")
-        return create(body)
-
-    aws.CreateTrainingJob = lossy
-    with pytest.raises(ForbiddenError, match="diloco-run-1-00001"):
-        launch(executor(sagemaker_client=client), 2)
-    assert (tries.count("diloco-run-1-00000"), aws.jobs) == (2, {})
 
 
 def waiting_for_quota(aws, executor, meanwhile):

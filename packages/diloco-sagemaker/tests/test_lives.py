@@ -137,7 +137,7 @@ def test_no_capacity(aws, executor):
     found = executor().describe(handle)
     assert found.reason is Reason.PLATFORM
     assert "no ml.p5.48xlarge to be had" in found.message
-    assert "ml.p5en.48xlarge" in found.message
+    assert "Another type" in found.message
 
 
 def test_results(aws, executor, run):
@@ -207,15 +207,6 @@ def test_a_journal_gives_no_handles_of_another_account(executor, run, tmp_path):
     journal.record_launch([replace(ReplicaHandle.from_dict(data), run_id="run-2")])
     with pytest.raises(ReplicaNotFoundError):
         executor(journal=journal).attach("run-2")
-
-
-@pytest.mark.parametrize("key", ["account", "created", "job_name", "region"])
-def test_a_handle_with_a_long_text_has_a_short_error(executor, run, key):
-    data = json.loads(run[0].to_json())
-    data["metadata"][key] = "1" * 200_000
-    with pytest.raises(InvalidRequestError) as caught:
-        executor().poll(ReplicaHandle.from_dict(data))
-    assert len(str(caught.value)) < 500
 
 
 def away_for(aws, monkeypatch, seconds):
@@ -453,7 +444,8 @@ def test_a_handle_of_an_earlier_run_of_the_name_purges_nothing(aws, executor):
     del aws.jobs[name(handles[2])]  # as if it were not created yet
     for job in list(aws.jobs):
         aws.move(job, "Completed", "Completed")
-    executor().purge(handles[2])
+    with pytest.raises(BackendError, match=r"attach\('run-1'\)"):
+        executor().purge(handles[2])
     assert len(aws.jobs) == 2
 
 
@@ -485,20 +477,3 @@ def test_an_index_that_lags_is_not_believed(aws, executor):
         aws.move(name(handle), "Failed", "Failed", FailureReason="AlgorithmError: , exit code: 1")
     assert {each["status"] for each in executor().collect(handles, timeout=0)} == {"failed"}
     assert aws.count("DescribeTrainingJob") == 6
-
-
-def test_a_cancel_that_is_interrupted_behind_the_stop_is_that_of_who_asked(aws, executor):
-    ours = executor()
-    (handle,) = ours.launch_replicas(1, "trainer:train", run_id="run-1")
-    aws.move(name(handle), "InProgress", "Training")
-    client = ours._runs._client
-
-    def interrupted(*_):
-        client.tag = tag
-        raise KeyboardInterrupt
-
-    tag, client.tag = client.tag, interrupted
-    with pytest.raises(KeyboardInterrupt):
-        ours.cancel(handle)
-    aws.move(name(handle), "Stopped", "Stopped")
-    assert executor().describe(handle).reason is Reason.CANCEL_REQUESTED

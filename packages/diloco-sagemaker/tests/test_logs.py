@@ -178,7 +178,7 @@ def test_a_stream_with_a_name_that_can_be_none_is_refused(aws, executor, handle)
 
 
 def test_a_purge_deletes_all_streams_a_part_at_a_time(aws, executor, handle, monkeypatch):
-    monkeypatch.setattr("diloco_sagemaker._verbs._runs.MOST_STREAMS", 10, raising=False)
+    monkeypatch.setattr("diloco_sagemaker._verbs._purge.MOST_STREAMS", 10, raising=False)
     for number in range(25):
         aws.logs[f"{name(handle)}/algo-1-{number}"] = []
     aws.logs["others/algo-1"] = []

@@ -55,6 +55,6 @@ def test_the_client_library_is_not_imported_before_it_is_needed():
 
 def test_a_client_library_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "botocore.loaders", None)
-    _model._shapes.cache_clear()
+    _model._validator_and_shape.cache_clear()
     with pytest.raises(MissingDependencyError, match="pip install boto3"):
-        _model.instance_types()
+        _model.check_request({})

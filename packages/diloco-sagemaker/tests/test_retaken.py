@@ -1,13 +1,6 @@
-"""Names that go to another launch while one is at work, and clients that try again themselves."""
+"""Names that go to another launch while one is at work."""
 
-from datetime import UTC, datetime, timedelta
-
-import boto3
-import botocore.session
 import pytest
-from botocore.config import Config
-from botocore.credentials import DeferredRefreshableCredentials
-from botocore.exceptions import CredentialRetrievalError
 from scripted_aws import OnDemandHarness
 
 from diloco_protocol import (
@@ -15,9 +8,7 @@ from diloco_protocol import (
     Backoff,
     ForbiddenError,
     LaunchError,
-    Reason,
     RunConflictError,
-    UnavailableError,
 )
 
 FIRST, SECOND = "diloco-run-1-00000", "diloco-run-1-00001"
@@ -71,98 +62,9 @@ def test_a_job_whose_name_another_launch_has_taken_is_not_returned(harness, list
     assert {job.status[0] for job in harness.world.jobs()} == {"InProgress"}
 
 
-def patient_client(harness, refresh=None):
-    """A client with retries of its own, and with credentials that each try gets anew."""
-    core = botocore.session.Session()
-    options = dict(harness.stand_in.client_options)
-    if refresh is not None:
-        core._credentials = DeferredRefreshableCredentials(refresh, "a test")
-        del options["aws_access_key_id"], options["aws_secret_access_key"]
-    again = Config(retries={"total_max_attempts": 2, "mode": "standard"})
-    return boto3.Session(botocore_session=core).client("sagemaker", **options, config=again)
-
-
-def away_after_one(client, operation):
-    """No connection is possible for the second try of an operation."""
-    tries = []
-
-    def lead_astray(request, **_):
-        tries.append(request)
-        if len(tries) == 2:
-            request.url = "http://127.0.0.1:1/"
-
-    client.meta.events.register(f"before-send.sagemaker.{operation}", lead_astray)
-
-
-def lose_answer(harness, operation):
-    """The next call of an operation is carried out, and nobody hears of it."""
-    harness.stand_in.faults.add("ambiguous", verb=operation, resource="sagemaker")
-
-
-@pytest.mark.parametrize("patience", [0.0, 60.0])
-def test_a_job_whose_create_was_lost_before_nobody_could_be_reached(harness, patience):
-    client = patient_client(harness)
-    lose_answer(harness, "CreateTrainingJob")
-    away_after_one(client, "CreateTrainingJob")
-    executor = harness.make_executor(sagemaker_client=client, retry_timeout=patience)
-    if patience:
-        assert [each.rank for each in launch(executor, 1)] == [0]
-    else:
-        with pytest.raises(UnavailableError, match=r"an earlier try, .* may have"):
-            launch(executor, 1)
-    assert harness.living() == bool(patience)
-
-
-def test_a_job_whose_create_was_lost_before_the_credentials_were(harness):
-    sent, known = [], harness.stand_in.client_options
-
-    def refresh():
-        if sent:
-            raise CredentialRetrievalError(provider="a test", error_msg="no more")
-        return {
-            "access_key": known["aws_access_key_id"],
-            "secret_key": known["aws_secret_access_key"],
-            "token": None,
-            "expiry_time": (datetime.now(UTC) + timedelta(seconds=5)).isoformat(),
-        }
-
-    client = patient_client(harness, refresh)
-    client.meta.events.register(
-        "before-send.sagemaker.CreateTrainingJob", lambda **_: sent.append(True)
-    )
-    lose_answer(harness, "CreateTrainingJob")
-    executor = harness.make_executor(sagemaker_client=client, retry_timeout=0.0)
-    with pytest.raises(LaunchError, match=rf"no more.*survivors \({FIRST}\)") as caught:
-        launch(executor, 1)
-    sent.clear()
-    executor.cancel(caught.value.survivors[0])
-    harness.settle()
-    assert harness.living() == 0
-
-
-def test_a_job_whose_create_was_lost_and_whose_name_is_taken_is_named(harness):
-    client = patient_client(harness)
-    lose_answer(harness, "CreateTrainingJob")
-    harness.stand_in.faults.add("forbidden", verb="DescribeTrainingJob", times=None)
-    with pytest.raises(LaunchError, match=rf"not authorized.*survivors \({FIRST}\)") as caught:
-        launch(harness.make_executor(sagemaker_client=client), 1)
-    harness.clear()
-    harness.make_executor().cancel(caught.value.survivors[0])
-    harness.settle()
-    assert harness.living() == 0
-
-
-@pytest.mark.parametrize("away", [True, False])
-def test_a_job_whose_stop_was_lost_before_another_try_was_cancelled(harness, away):
-    client = patient_client(harness)
-    (handle,) = launch(harness.make_executor(), 1)
-    harness.of(handle).start()
-    lose_answer(harness, "StopTrainingJob")
-    if away:
-        away_after_one(client, "StopTrainingJob")
-    harness.make_executor(sagemaker_client=client).cancel(handle)
-    harness.settle()
-    assert harness.make_executor().describe(handle).reason is Reason.CANCEL_REQUESTED
+def events(executor):
+    """The events of its client of SageMaker."""
+    return executor._client._of("sagemaker").meta.events
 
 
 def replaced(harness, name):
@@ -175,30 +77,29 @@ def replaced(harness, name):
 @pytest.mark.parametrize("verb", ["cancel", "cancel_run"])
 def test_a_stop_that_has_met_another_job_says_so(harness, verb):
     """The job is replaced when the launcher has looked, and before it sends the stop."""
-    client = patient_client(harness)
     (handle,) = launch(harness.make_executor(), 1)
-    client.meta.events.register(
+    ours = harness.make_executor()
+    events(ours).register(
         "before-send.sagemaker.StopTrainingJob", lambda **_: replaced(harness, FIRST)
     )
-    ours = harness.make_executor(sagemaker_client=client)
     with pytest.raises(BackendError, match=f"{FIRST} .* is another's by now, and that"):
         ours.cancel(handle) if verb == "cancel" else ours.cancel_run("run-1")
     assert harness.job(FIRST).status[0] == "Stopping"
 
 
 def test_a_launch_that_fails_and_has_stopped_another_job_says_so(harness, caplog):
-    client = patient_client(harness)
-    client.meta.events.register(
+    ours = harness.make_executor()
+    events(ours).register(
         "before-send.sagemaker.StopTrainingJob", lambda **_: replaced(harness, FIRST)
     )
     harness.stand_in.faults.add("forbidden", verb="CreateTrainingJob", after=1)
     with pytest.raises(ForbiddenError):
-        launch(harness.make_executor(sagemaker_client=client), 2)
+        launch(ours, 2)
     assert f"{FIRST} is another launch's by now, and was stopped" in caplog.text
 
 
 def test_a_purge_leaves_a_job_that_has_taken_a_name_meanwhile(harness):
-    client = patient_client(harness)
+    ours = harness.make_executor()
     handles = launch(harness.make_executor(), 2)
     for handle in handles:
         harness.of(handle).start()
@@ -213,7 +114,7 @@ def test_a_purge_leaves_a_job_that_has_taken_a_name_meanwhile(harness):
                 harness.of(handle).start()
                 harness.of(handle).log("theirs")
 
-    client.meta.events.register("after-call.sagemaker.DeleteTrainingJob", again)
-    harness.make_executor(sagemaker_client=client).purge(handles[0])
+    events(ours).register("after-call.sagemaker.DeleteTrainingJob", again)
+    ours.purge(handles[0])
     theirs = harness.make_executor()
     assert [theirs.stream_logs(each) for each in theirs.attach("run-1")] == ["theirs"] * 2

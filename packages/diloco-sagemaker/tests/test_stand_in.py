@@ -163,16 +163,16 @@ def test_all_pages_of_a_list_of_objects_are_read(bench):
     class Paged:
         """Answers as S3 does, a key at a time."""
 
-        class meta:
-            class events:
-                register = register_first = staticmethod(lambda *_, **__: None)
-
         def list_objects_v2(self, Bucket, Prefix, ContinuationToken="0"):
             number = int(ContinuationToken)
             more = {"NextContinuationToken": str(number + 1)} if number < 2 else {}
             return {"Contents": [{"Key": f"{Prefix}{number}"}], **more}
 
-    client = bench.executor(s3_client=Paged())._client
+        def close(self):
+            pass
+
+    client = bench.executor()._client
+    client._clients["s3"] = Paged()
     assert list(client.object_keys("bucket", "a/")) == [["a/0"], ["a/1"], ["a/2"]]
 
 
@@ -293,14 +293,15 @@ def test_an_internal_error_of_sagemaker_begins_the_next_attempt(bench):
 
 
 def test_the_instances_of_an_ended_run_are_taken_by_the_next(bench):
-    (first,) = bench.launch(1, keep_alive=600)
+    warm = {"request_overlay": {"ResourceConfig": {"KeepAlivePeriodInSeconds": 600}}}
+    (first,) = bench.launch(1, **warm)
     job, executor = bench.job(first), bench.executor()
     job.start()
     job.succeed()
     bench.world.settle()
-    with pytest.raises(BackendError, match=r"warm pool is Available.*Purge again after keep_alive"):
+    with pytest.raises(BackendError, match=r"kept warm\. Purge again then"):
         executor.purge(first)
-    bench.executor(keep_alive=600).launch_replicas(1, "trainer:train", run_id="run-2")
+    bench.executor(**warm).launch_replicas(1, "trainer:train", run_id="run-2")
     assert job.json["WarmPoolStatus"]["Status"] == "Reused"
     executor.purge(first)
     assert executor.list_runs() == ["run-2"]

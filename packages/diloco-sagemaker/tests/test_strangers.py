@@ -401,11 +401,11 @@ def test_a_handle_that_was_changed_is_refused(world, created):
     data["metadata"]["created"] = created
     handle = ReplicaHandle.from_dict(data)
     for act in (executor.describe, executor.cancel, executor.purge, executor.stream_logs):
-        with pytest.raises(InvalidRequestError, match=r"created|5000 characters") as caught:
+        with pytest.raises(InvalidRequestError, match="created") as caught:
             act(handle)
         assert len(str(caught.value)) < 500
         assert "\x1b" not in str(caught.value)
-    with pytest.raises(InvalidRequestError, match=r"created|5000 characters"):
+    with pytest.raises(InvalidRequestError, match="created"):
         executor.collect([handle], timeout=0)
 
 

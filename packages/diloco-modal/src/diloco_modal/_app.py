@@ -55,15 +55,6 @@ def build_app(
     check_function("function", function)
     modal = import_modal()  # importing it is slow
     app = modal.App(name, include_source=False)
-    chosen: dict[str, Any] = {
-        "image": image,
-        "gpu": gpu,
-        "secrets": list(secrets),
-        "volumes": dict(volumes or {}),
-        "timeout": 3600,
-        **options,
-        **own,
-        "name": function,
-    }
-    app.function(**chosen)(run_replica)
+    chosen = {"timeout": 3600, **options, **own, "name": function, "gpu": gpu, "image": image}
+    app.function(secrets=list(secrets), volumes=dict(volumes or {}), **chosen)(run_replica)
     return app

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,10 +22,7 @@ from diloco_protocol import (
     RunRequest,
     UnavailableError,
 )
-from diloco_protocol.backend import (
-    check_text,
-    takes,
-)
+from diloco_protocol.backend import check_ended, takes
 
 from ._client._client import Client
 from ._request._options import DAY, ModalOptions
@@ -34,24 +30,22 @@ from ._request._payload import (
     LONGEST_CALL,
     MARGIN,
     MAX_RESULT_BYTES,
+    PAYLOAD_VERSION,
     call_timeout,
-    check_labels,
     payloads,
 )
 from ._request._resources import bound_options
 from ._state import _states as states
-from ._state._handles import check_handle, is_of, link, make_handle, other_call, other_launch
+from ._state._handles import check_handle, is_of, link, make_handle, not_its_own
 from ._state._record import (
     DamagedRecordError,
     calls_of,
-    check_time,
     launch_of,
     readable_calls,
 )
 from ._verbs._cancel import Canceller
-from ._verbs._check import check_launch, seen_by_a_call
+from ._verbs._check import check_launch
 from ._verbs._launch import Launcher
-from ._verbs._log_entries import CLOCKS
 from ._verbs._logs import read_log
 from ._verbs._observe import Observer
 
@@ -116,31 +110,24 @@ class ModalSpawnExecutor(BaseExecutor):
                 f"call of {seconds:.0f} s, and Modal allows {LONGEST_CALL:.0f}: give less, and "
                 "launch again on the same rendezvous to go on"
             )
-        check_labels(request.labels)
         bound_options(request, self._options)
 
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
         bound = bound_options(request, self._options)
         specs = request.specs(grace=self._options.grace)
-        sent = payloads(request, self._options)
+        place = {"app": self._options.app, "function": self._options.function, "options": bound}
         return [
-            {
-                "app": self._options.app,
-                "function": self._options.function,
-                "options": bound,
-                "payload": {
-                    **payload,
-                    "spec": spec.to_dict(),
-                },  # as JSON values, which can be redacted
-            }
-            for payload, spec in zip(sent, specs, strict=True)
+            # The spec as JSON values, which can be redacted.
+            {**place, "payload": {**payload, "spec": spec.to_dict()}}
+            for payload, spec in zip(payloads(request, self._options), specs, strict=True)
         ]
 
     def _findings(self, request: RunRequest) -> list[Finding]:
         return check_launch(self._client, self._options, request, self._patiently)
 
     def _seen_by_probe(self) -> list[Finding]:
-        return seen_by_a_call(self._options)
+        text = f"the app reads payloads of version {PAYLOAD_VERSION}"
+        return [Finding("version", True, text)]
 
     def _where(self) -> str:
         place = self._options.environment_name, self._options.app
@@ -176,7 +163,6 @@ class ModalSpawnExecutor(BaseExecutor):
 
     def _launch_of(self, handle: ReplicaHandle) -> Mapping[str, Any]:
         """Return the entry of a handle's launch; ReplicaNotFoundError if there is none any more."""
-        self._observer.check_place([handle])
         _, entries = self._observer.read_for(handle)
         launch = launch_of(entries)
         if not is_of(handle, launch, entries):
@@ -199,7 +185,6 @@ class ModalSpawnExecutor(BaseExecutor):
 
         ended = lambda: self._patiently(lambda: self._has_ended(handle))  # noqa: E731
         clock = self._options.clock
-        check_time("launch", launch, 0.0, clock() + CLOCKS)
         return read_log(fetch, query, ended, clock, self._backoff, launch["at"])
 
     # --- ending and finding ---
@@ -216,7 +201,6 @@ class ModalSpawnExecutor(BaseExecutor):
         self._canceller.cancel_run(run_id, self.attach, self.cancel)
 
     def _purge(self, handle: ReplicaHandle) -> None:
-        self._observer.check_place([handle])
         while True:
             try:
                 record, entries = self._observer.read_for(handle)
@@ -227,8 +211,8 @@ class ModalSpawnExecutor(BaseExecutor):
                 launch = launch_of(entries)
                 if not is_of(handle, launch, entries):
                     if calls_of(entries).get(handle.rank) == handle.metadata["function_call_id"]:
-                        raise InvalidRequestError(f"{other_launch(handle)}; nothing is removed")
-                    self._observer.check_over(handle, other_call(handle))
+                        raise InvalidRequestError(f"{not_its_own(handle)}; nothing is removed")
+                    self._observer.check_over(handle, not_its_own(handle))
                     return
                 run_id = str(handle.run_id)  # read() refuses None
                 handles = _handles_of(run_id, launch, calls_of(entries))
@@ -238,20 +222,9 @@ class ModalSpawnExecutor(BaseExecutor):
                     f"run {handle.run_id!r} is not purged, since a call that its record does not "
                     f"name may be running: {error}"
                 ) from error
-            statuses = self._observe_run(handles)
-            alive = {
-                replica.rank: status.message
-                for replica, status in statuses.items()
-                if not status.state.terminal
-            }
-            if alive:
-                ranks = ", ".join(map(str, sorted(alive)))
-                why = next(
-                    (f". Of rank {rank}: {text}" for rank, text in alive.items() if text), ""
-                )
-                raise InvalidRequestError(
-                    f"run {handle.run_id!r} has not ended (rank {ranks}): cancel it first{why}"
-                )
+            looks = self._observe_run(handles).items()
+            alive = [replica.rank for replica, status in looks if not status.state.terminal]
+            check_ended(run_id, alive)
             # A call that claims a rank before the record is gone would train, and nothing could
             # find it any more.
             if not self._canceller.void(record, entries):
@@ -260,7 +233,7 @@ class ModalSpawnExecutor(BaseExecutor):
         self._observer.forget(handles)
 
     def _list_runs(self) -> list[str]:
-        return self._observer.runs(self._backoff)
+        return self._observer.runs()
 
     def _attach(self, run_id: str) -> list[ReplicaHandle]:
         _, entries = self._observer.read(run_id)
@@ -277,17 +250,6 @@ class ModalSpawnExecutor(BaseExecutor):
                 f"cancel_run({run_id!r})"
             )
         return handles
-
-    def exists(self, run_id: str) -> bool:
-        """Return whether there is a record of a run.
-
-        True also if its launch has started nothing yet, but has taken the name.
-        """
-        check_text("run_id", run_id)
-        with contextlib.suppress(ReplicaNotFoundError):
-            self._patiently(lambda: self._observer.read(run_id))
-            return True
-        return False
 
     def _check_handle(self, handle: ReplicaHandle) -> None:
         check_handle(handle, self._client.known_environment)  # a journal may answer without Modal

@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from diloco_protocol import (
@@ -32,38 +31,28 @@ from diloco_protocol import (
 from diloco_protocol.backend import all_or_nothing, cancel_all, refuse, takes
 
 from ._client._calls import Client
-from ._client._errors import MissingError
 from ._client._jobs import Jobs
-from ._request._gpus import has_local_storage
 from ._request._job_requests import MAX_RESULT_BYTES, job_requests, longest_timeout
 from ._request._names import LAUNCH, job_prefix
 from ._request._options import SageMakerOptions
 from ._request._redacted import redacted_job, secret_names
 from ._state._facts import Summary
 from ._state._handles import LAUNCH_ID, check_handle, make_handle, unseen
+from ._verbs._cancel import cancel, check_met
 from ._verbs._check import check_launch
 from ._verbs._launch import Launch, Launcher, Made
 from ._verbs._logs import JobLog
+from ._verbs._purge import purge
 from ._verbs._runs import Runs
 from ._verbs._withdraw import withdraw
 
 _SECONDS_TO_BE_TAKEN = 10.0
 """Seconds in which no job is ended and deleted, and its name taken; AWS states no number."""
-_LEFT_OUT: dict[str, Any] = {
-    "pending_timeout": None,
-    "platform_retries": 0,
-    "instance_preferences": None,
-}
-"""Options that are left out for the job that tries a rendezvous.
+_LEFT_OUT = frozenset({"InputDataConfig", "ResourceConfig", "StoppingCondition"})
+"""Fields of an overlay that the job which tries a rendezvous does not have.
 
 It needs no GPU and no data, and is over in a minute.
 """
-
-_FIELDS_LEFT_OUT = {
-    "ResourceConfig": ("KeepAlivePeriodInSeconds", "TrainingPlanArn", "InstancePlacementConfig"),
-    "StoppingCondition": ("MaxPendingTimeInSeconds", "MaxWaitTimeInSeconds"),
-}
-"""Fields that are left out of that job's request, whether set by options or by an overlay."""
 
 
 class SageMakerExecutor(BaseExecutor):
@@ -106,7 +95,7 @@ class SageMakerExecutor(BaseExecutor):
         self._client = Client(chosen, self._backoff)
         self._jobs = Jobs(self._client)
         self._runs = Runs(self._client, self._jobs, self._backoff, chosen, self._patiently)
-        self._launcher = Launcher(self._jobs, self._backoff, self._patience, self._patiently)
+        self._launcher = Launcher(self._runs)
 
     def close(self) -> None:
         """Close idle connections; see :meth:`BaseExecutor.close`."""
@@ -138,18 +127,15 @@ class SageMakerExecutor(BaseExecutor):
     def _probe(self, patience: float) -> tuple[Any, dict[str, Any]]:
         """Return an executor for a job without GPU and data; it waits for quota as long."""
         probe = copy.copy(self)
-        overlay = dict(self._options.request_overlay or {}, InputDataConfig=None)
-        for key, fields in _FIELDS_LEFT_OUT.items():
-            overlay_fields = overlay.get(key, {})
-            # Without the fields that the overlay removes, such as the volume's size, since
-            # instances of the launch's own type do not take them.
-            kept = {name: value for name, value in overlay_fields.items() if value is not None}
-            overlay[key] = {**kept, **dict.fromkeys(fields)}
-        for_quota = min(self._options.quota_timeout, patience)
-        changed = {**_LEFT_OUT, "quota_timeout": for_quota, "request_overlay": overlay}
-        if has_local_storage(self._options.cpu_instance_type):
-            changed |= {"volume_size_gb": None, "volume_kms_key": None}
-        probe._options = replace(self._options, **changed)  # noqa: SLF001 - of this very class
+        overlay = self._options.request_overlay or {}
+        probe._options = replace(  # noqa: SLF001 - of this very class
+            self._options,
+            pending_timeout=None,
+            platform_retries=0,
+            volume_size_gb=None,
+            quota_timeout=min(self._options.quota_timeout, patience),
+            request_overlay={key: overlay[key] for key in overlay.keys() - _LEFT_OUT},
+        )
         return probe, {"spot": False}
 
     def _where(self) -> str:
@@ -198,21 +184,18 @@ class SageMakerExecutor(BaseExecutor):
                 for name in sorted(job_names)
             ]
 
-        def take_back(error: BaseException) -> tuple[list[ReplicaHandle], str]:
-            left, interrupt = withdraw(self._client, launch, self._backoff, self._patience)
+        def take_back(_: BaseException) -> tuple[list[ReplicaHandle], str]:
+            left, interrupt = withdraw(self._runs, launch)
             survivors = unsure(left)
             alive = ", ".join(handle.metadata["job_name"] for handle in survivors)
-            note = "these training jobs may be running, and cost money until they are stopped: "
-            note += alive
+            note = (
+                f"{len(survivors)} training jobs of this launch may be running, and cost money "
+                f"until they are cancelled: its survivors ({alive})"
+            )
             if interrupt is not None:
                 if survivors:
                     interrupt.add_note(note)
                 raise interrupt
-            if isinstance(error, Exception):
-                note = (
-                    f"{len(survivors)} training jobs of this launch may be running: cancel this "
-                    f"error's survivors ({alive})"
-                )
             return survivors, note
 
         with all_or_nothing(take_back):
@@ -241,22 +224,20 @@ class SageMakerExecutor(BaseExecutor):
             RunConflictError: One of them was ended meanwhile.
             UnavailableError: One of them is not there yet.
         """
-        listed: Mapping[int, Summary] = self._jobs.of_run(request.run_id)
+        listed = list(self._jobs.of_run(request.run_id).values())
+        jobs: dict[str, Summary] = {job.name: job for job in listed}
         if self._backoff.clock() - launch.began >= _SECONDS_TO_BE_TAKEN:
-            looked = self._jobs.details(list(listed.values()), job_prefix(request.run_id))
-            listed = {job.rank: job for job in looked.values()}
+            jobs = {**self._jobs.details(listed, job_prefix(request.run_id))}
+        jobs |= self._jobs.described([name for name in launch.requests if name not in jobs])
         times = {}
         for rank, name in zip(request.ranks, launch.requests, strict=True):
-            job = listed.get(rank)
-            if job is None:
-                try:
-                    job = self._client.describe(name)
-                except MissingError as error:
-                    launch.check_met(name, None)
-                    raise UnavailableError(
-                        f"{error}, although it was created: it is about to appear, or was deleted"
-                    ) from error
+            job = jobs.get(name)
             launch.check_met(name, job)
+            if job is None:
+                raise UnavailableError(
+                    f"there is no training job {name}, although it was created: it is about to "
+                    "appear, or was deleted"
+                )
             times[rank] = job.created
         return times
 
@@ -276,16 +257,15 @@ class SageMakerExecutor(BaseExecutor):
         return self._runs.result(handle)
 
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
-        look = partial(self._runs.job, handle)
-        return JobLog(self._client, look, self._backoff, self._options).lines(query)
+        return JobLog(self._runs, handle).lines(query)
 
     # --- ending and finding ---
 
     def _stop(self, handle: ReplicaHandle) -> None:
-        self._runs.cancel(handle)
+        cancel(self._runs, handle)
 
     def _purge(self, handle: ReplicaHandle) -> None:
-        self._runs.purge(handle)
+        purge(self._runs, handle)
 
     def cancel_run(self, run_id: str) -> None:
         """End all replicas of a run; see :meth:`BaseExecutor.cancel_run`.
@@ -297,8 +277,8 @@ class SageMakerExecutor(BaseExecutor):
         except ReplicaNotFoundError:
             super().cancel_run(run_id)  # a journal may know it
             return
-        cancel_all(handles, lambda handle: self._runs.cancel(handle, seen=True))
-        self._patiently(lambda: self._runs.check_met(handles))
+        cancel_all(handles, lambda handle: cancel(self._runs, handle, seen=True))
+        self._patiently(lambda: check_met(self._runs, handles))
 
     def _rendezvous(self, handle: ReplicaHandle) -> str | None:
         return self._runs.rendezvous(handle)

@@ -17,8 +17,7 @@ from .._state._record import damaged
 from .._state._states import End
 from ._errors import DenseLogError, MissingError
 from ._import import import_modal
-from ._records import Records
-from ._secrets import secrets_of
+from ._secrets import Secrets
 
 _LOG_ENTRY_BYTES = 200
 """Bytes that an entry of a log takes besides its text."""
@@ -27,7 +26,7 @@ _LOG_ENTRY_BYTES = 200
 _KEPT_CALLS = 4096
 
 
-class Client(Records):
+class Client(Secrets):
     """The calls to Modal; its client is made at the first one. Safe to share between threads."""
 
     def __init__(self, options: ModalOptions) -> None:
@@ -55,11 +54,9 @@ class Client(Records):
         except MissingError as error:
             why = f"It is not deployed: {deploy_command(options)}"
             raise InvalidRequestError(f"{str(error).rstrip('.')}. {why}") from error
-        bound_secrets = []
+        chosen = dict(bound)
         if secrets:
-            declared = self._options.app_secrets or ()
-            bound_secrets = secrets_of(function, secrets, declared, where, self._ask)
-        chosen = {**bound, **({"secrets": bound_secrets} if bound_secrets else {})}
+            chosen["secrets"] = self._secrets_of(function, secrets)
         return self._ask(
             lambda: function.with_options(**chosen).hydrate.aio(), f"choosing options of {name}"
         )

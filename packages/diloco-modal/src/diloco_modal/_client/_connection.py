@@ -2,83 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import threading
-import urllib.parse
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
-
-from diloco_protocol import AuthError, BackendError, InvalidRequestError
 
 from .._request._options import ModalOptions
 from . import _event_loop as loop
 from ._import import import_modal
 
 T = TypeVar("T")
-_SENT = (
-    "token_id",
-    "token_secret",
-    "oauth_refresh_token",
-    "oauth_client_id",
-    "oauth_client_secret",
-)
-_READ_LATER = ("max_throttle_wait", "payload_format")
-_URL = re.compile(r"https?://[^/?#]|unix:", re.IGNORECASE)
-
-
-def check_settings() -> None:
-    """Refuse settings about which Modal's client would raise a wrong error, or say too much.
-
-    An error of the client itself would show a token.
-
-    Raises:
-        AuthError: A token cannot be sent; the error names the setting, but not its value.
-        InvalidRequestError: Another setting cannot be used.
-    """
-    for name in _SENT:
-        value = _setting(name, AuthError) or ""
-        if not (value.isascii() and value.isprintable()):
-            raise AuthError(
-                f"{_named(name)} has a character that no token has, such as a line end or one that "
-                "cannot be seen: set it again"
-            )
-    # Several addresses stand with commas between them; the client takes the first that answers.
-    if not all(_is_url(url.strip(" ")) for url in (_setting("server_url") or "").split(",")):
-        raise InvalidRequestError(f"{_named('server_url')} is no URL such as https://api.modal.com")
-    for name in _READ_LATER:
-        _read(name)
-
-
-def _is_url(text: str) -> bool:
-    try:
-        return bool(
-            text.isprintable() and _URL.match(text) and urllib.parse.urlsplit(text).port != 0
-        )
-    except ValueError:
-        return False
-
-
-def _read(name: str) -> object:
-    from modal.config import config
-    from modal.exception import InvalidError
-
-    try:
-        return config.get(name)
-    except KeyError:  # only a later version of the client has this setting
-        return None
-    except InvalidError as wrong:
-        raise InvalidRequestError(f"{_named(name)} cannot be used: {wrong}") from wrong
-
-
-def _setting(name: str, error: type[BackendError] = InvalidRequestError) -> str | None:
-    value = _read(name)
-    if value is not None and not isinstance(value, str):
-        raise error(f"{_named(name)} is of the type {type(value).__name__}, and must be text")
-    return value
-
-
-def _named(name: str) -> str:
-    return f"MODAL_{name.upper()}, or {name} in the file of Modal's settings,"
 
 
 class Connection:
@@ -106,8 +38,10 @@ class Connection:
         modal = import_modal()
         with self._lock:
             if self._client is None:
-                check_settings()
-                self._client = self._ask(modal.Client.from_env.aio, "connecting to Modal")
+                self._client = self._ask(
+                    modal.Client.from_env.aio,
+                    "connecting to Modal, as MODAL_SERVER_URL or the profile says",
+                )
             return self._client
 
     def environment(self) -> str:
@@ -128,7 +62,9 @@ class Connection:
 
             # Otherwise Modal's client would read the profile again for each object. If no setting
             # names an environment, the workspace's default applies.
-            self.known_environment = _setting("environment") or self._ask(
+            from modal.config import config
+
+            self.known_environment = config.get("environment") or self._ask(
                 find, "looking for the default environment"
             )
         return self.known_environment

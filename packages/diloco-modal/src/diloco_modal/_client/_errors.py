@@ -92,10 +92,6 @@ def meant(error: Exception, what: str) -> BackendError:
             f"{what}: a token that was given to Modal's client has a character that cannot be "
             "sent, such as a line end"
         )
-    if isinstance(error, UnicodeEncodeError):
-        return InvalidRequestError(
-            f"{what}: a name, such as MODAL_ENVIRONMENT, has a character that cannot be sent"
-        )
     if (
         match := _NO_ENVIRONMENT.search(str(error))
     ) is not None:  # says nothing about the object that was asked for

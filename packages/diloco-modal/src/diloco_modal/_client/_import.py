@@ -6,12 +6,6 @@ from typing import Any
 
 from diloco_protocol import InvalidRequestError, MissingDependencyError
 
-_refusal: list[Exception] = []
-"""The first error of importing the client.
-
-A second try would find half of the client imported, and raise another error.
-"""
-
 
 def import_modal() -> Any:
     """Import Modal's client, which takes a second or two, and return the module.
@@ -24,14 +18,11 @@ def import_modal() -> Any:
         import modal
 
         from . import _wire  # noqa: F401 - imports those parts of the client that may have moved
-    except Exception as error:
-        if not isinstance(error, ImportError):  # when imported, the client reads its settings
-            _refusal.extend([] if _refusal else [error])
-        if not _refusal:
-            raise MissingDependencyError(
-                f"Modal's client cannot be imported ({error}): pip install 'modal>=1.5.5,<1.7'"
-            ) from error
-        why = " ".join(str(_refusal[0]).split())
-        raise InvalidRequestError(f"Modal's client refuses its settings: {why}") from _refusal[0]
-    _refusal.clear()
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"Modal's client cannot be imported ({error}): pip install 'modal>=1.5.5,<1.7'"
+        ) from error
+    except Exception as error:  # when imported, the client reads its settings
+        why = " ".join(str(error).split())
+        raise InvalidRequestError(f"Modal's client refuses its settings: {why}") from error
     return modal

@@ -11,16 +11,16 @@ from diloco_protocol.backend import Recent
 
 from .._request._options import ModalOptions
 from .._request._payload import record_name
-from .._state._record import DamagedRecordError, checked, numbers_of, written
+from .._state._record import DamagedRecordError, checked, written
 from ._connection import Connection
 from ._errors import MissingError
 from ._import import import_modal
 
 PREFIX = "diloco-"
 _KEPT_SECONDS = 60.0
-_KEPT_RECORDS = 64
-_KEPT_BYTES = 64 * 2**20
-"""The most memory for kept entries of all records, which any program may have written."""
+_KEPT_RECORDS = 16
+_KEPT_BYTES = 4 * 2**20
+"""The most memory for kept entries of a record, which any program may have written."""
 
 
 class Records(Connection):
@@ -29,7 +29,7 @@ class Records(Connection):
     def __init__(self, options: ModalOptions) -> None:
         super().__init__(options)
         self._records: Recent[str, tuple[float, Any]] = Recent(_KEPT_RECORDS)
-        self._entries: dict[str, tuple[float, int, Mapping[str, str]]] = {}
+        self._entries: Recent[str, tuple[float, Mapping[str, str]]] = Recent(_KEPT_RECORDS)
 
     def record(self, run_id: str, *, create: bool = False) -> Any:
         """Return the Dict of a run, found by its name.
@@ -96,28 +96,11 @@ class Records(Connection):
         text = self._ask(look, f"reading {key} from the record")
         return None if text is None else checked(key, text)
 
-    def settle(self, record: Any, *, kept: bool) -> bool:
-        """Decide whether the calls that a launch has started are kept or taken back.
-
-        They are kept if another launch returns them.
-
-        Returns:
-            The first decision in the record, which counts.
-        """
-        if self.put_once(record, "kept", {"kept": kept}):
-            return kept
-        return bool((self.get(record, "kept") or {}).get("kept"))
-
-    def next_cancel(self, record: Any, rank: int, key: str) -> str:
-        """Return the key of a further cancel of a rank, after all that the record has.
-
-        There may be any number of them, since any program may write them. Empty if the last one
-        that is ever read exists already.
-        """
-        newest = numbers_of(self.entries(record)).get(rank, {}).get("cancel", 1)
-        number = int(key.removeprefix(f"cancel-{rank}").removeprefix("-") or 1)
-        following = f"cancel-{rank}-{max(newest, number) + 1}"
-        return following if numbers_of({following: ""}) else ""
+    def pop(self, record: Any, key: str) -> None:
+        """Remove an entry, if it exists."""
+        what = f"removing {key} from the record"
+        self._ask(lambda: self._wire.remove_entry.aio(record, key), what)
+        self._entries.forget(record.object_id)
 
     def pop_own(self, record: Any, key: str, value: Mapping[str, Any]) -> None:
         """Remove an entry if it was made here, as its id shows.
@@ -126,8 +109,7 @@ class Records(Connection):
         """
         with contextlib.suppress(DamagedRecordError):
             if (self.get(record, key) or {}).get("id") == value["id"]:
-                what = f"removing {key} from the record"
-                self._ask(lambda: self._wire.remove_entry.aio(record, key), what)
+                self.pop(record, key)
 
     def entries(self, record: Any) -> Mapping[str, str]:
         """Return all entries, as they were written.
@@ -142,10 +124,9 @@ class Records(Connection):
         count = self._ask(record.len.aio, "looking at the record")
         if count == 0:
             return {}
-        with self._lock:
-            kept = self._entries.get(key)
-        if kept is not None and len(kept[2]) == count and 0 <= now - kept[0] < _KEPT_SECONDS:
-            return kept[2]
+        since, kept = self._entries.get(key) or (0.0, {})
+        if len(kept) == count and 0 <= now - since < _KEPT_SECONDS:
+            return kept
         read: dict[str, str] = self._ask(
             lambda: self._wire.get_entries.aio(record), "reading the record"
         )
@@ -162,14 +143,9 @@ class Records(Connection):
             entries: All its entries, as far as they are known here.
             now: When the first of them was read or written.
         """
-        size = sum(sys.getsizeof(key) + sys.getsizeof(text) for key, text in entries.items())
-        with self._lock:
-            self._entries.pop(record.object_id, None)
-            kept = sum(of_record for _, of_record, _ in self._entries.values())
-            if len(self._entries) >= _KEPT_RECORDS or kept + size > _KEPT_BYTES:
-                self._entries.clear()
-            if size <= _KEPT_BYTES:
-                self._entries[record.object_id] = now, size, entries
+        self._entries.forget(record.object_id)
+        if sum(sys.getsizeof(text) for entry in entries.items() for text in entry) <= _KEPT_BYTES:
+            self._entries.keep(record.object_id, (now, entries))
 
     def delete_record(self, run_id: str, record: Any) -> None:
         """Remove the Dict of a run, if it exists.

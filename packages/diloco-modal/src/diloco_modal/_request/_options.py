@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,22 +20,17 @@ from diloco_protocol.backend import (
     check_variables,
     option,
     seconds,
+    text_like,
 )
 
 DAY = 86_400
 
 
-_PLACE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)
-
-
-def _check_place(name: str, value: object) -> str:
-    text = check_text(name, value)
-    if _PLACE.fullmatch(text) is None:
-        raise InvalidRequestError(
-            f"{name}={value!r} is not one name in Modal's words: give one, such as 'us-east' for a "
-            "region or 'aws' for a cloud"
-        )
-    return text
+_check_place = text_like(
+    "[a-z0-9]+(-[a-z0-9]+)*",
+    "one name in Modal's words, such as 'us-east' for a region or 'aws' for a cloud",
+)
+check_function = text_like("[^.]+", "a name without a dot, as only methods of classes have")
 
 
 def _check_client(name: str, value: object) -> Any:
@@ -46,14 +40,6 @@ def _check_client(name: str, value: object) -> Any:
             f"{name} must be a modal.Client, not a value of type {type(value).__name__}"
         )
     return value
-
-
-def check_function(name: str, value: object) -> str:
-    """Refuse a name that Modal's client would take for the method of a class."""
-    text = check_text(name, value)
-    if "." in text:
-        raise InvalidRequestError(f"{name}={value!r} has a dot, as only methods of classes have")
-    return text
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from diloco_protocol import InvalidRequestError, RunRequest
@@ -58,27 +57,16 @@ def payloads(
             "start_by": start_by,
             "deploy": deploy_command(options),
         }
-        _check_size("the arguments and variables of a replica have", payload)
+        # The labels are in the record, and would make it too large to be read.
+        size = len(json.dumps([payload, dict(request.labels)]).encode())
+        if size > MAX_PAYLOAD_BYTES:
+            raise InvalidRequestError(
+                f"the arguments, variables and labels of a replica have {size} bytes as JSON, and "
+                f"{MAX_PAYLOAD_BYTES} are allowed: put what is large into a bucket, and pass its "
+                "URI"
+            )
         made.append(payload)
     return made
-
-
-def check_labels(labels: Mapping[str, str]) -> None:
-    """Refuse labels that would make the record of a run too large to be read.
-
-    Raises:
-        InvalidRequestError: They are too large.
-    """
-    _check_size("labels have", dict(labels))
-
-
-def _check_size(what: str, value: object) -> None:
-    size = len(json.dumps(value).encode())
-    if size > MAX_PAYLOAD_BYTES:
-        raise InvalidRequestError(
-            f"{what} {size} bytes as JSON, and {MAX_PAYLOAD_BYTES} are allowed: put what is large "
-            "into a bucket, and pass its URI"
-        )
 
 
 def record_name(run_id: str) -> str:

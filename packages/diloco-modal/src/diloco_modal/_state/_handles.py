@@ -73,20 +73,11 @@ def is_of(handle: ReplicaHandle, launch: Mapping[str, Any], entries: Mapping[str
     return call == handle.metadata["function_call_id"] and is_of_launch(handle, launch)
 
 
-def other_call(handle: ReplicaHandle) -> str:
-    """Explain that a record does not name the call of a handle."""
+def not_its_own(handle: ReplicaHandle) -> str:
+    """Explain that a record does not name the call of a handle, or names it for another launch."""
     return (
-        f"the record of the run {handle.run_id!r} on Modal names another call of rank "
-        f"{handle.rank}, or none"
-    )
-
-
-def other_launch(handle: ReplicaHandle) -> str:
-    """Explain that a record names the call of a handle, but for another launch."""
-    return (
-        f"the record of the run {handle.run_id!r} on Modal names the call of this handle, but says "
-        "otherwise of its launch (app, function, time, number of replicas; "
-        f"attach({handle.run_id!r}) gives the true handles)"
+        f"the record of the run {handle.run_id!r} on Modal does not name the call of this handle "
+        f"as that of rank {handle.rank} of its launch; attach({handle.run_id!r}) gives its handles"
     )
 
 

@@ -16,13 +16,11 @@ LATEST = 1e11
 _MOST = 2**30
 """A number that is larger than any count."""
 _LONGEST_GRACE = 3600.0
-_NUMBER = r"(0|[1-9][0-9]{0,8})"
-_NUMBERED = re.compile(rf"(life|end|attempt|cancel)-{_NUMBER}-{_NUMBER}")
-_CALL = re.compile(rf"call-{_NUMBER}")
+_CALL = re.compile(r"call-(0|[1-9][0-9]{0,8})")
 _CALL_ID = re.compile("fc-[A-Za-z0-9_-]{1,100}")
 
 
-def _text(value: object) -> bool:
+def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
@@ -38,10 +36,6 @@ def _count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST
 
 
-def _positive(value: object) -> bool:
-    return _count(value) and value != 0
-
-
 def _ranks(value: object) -> bool:
     return (
         isinstance(value, list)
@@ -49,10 +43,6 @@ def _ranks(value: object) -> bool:
         and all(_count(rank) and rank < MAX_REPLICAS for rank in value)
         and len(value) == len(set(value))
     )
-
-
-def _flag(value: object) -> bool:
-    return isinstance(value, bool)
 
 
 def _outcome(value: object) -> bool:
@@ -64,22 +54,21 @@ def _outcome(value: object) -> bool:
 
 _SHAPES: dict[str, dict[str, Callable[[Any], bool]]] = {
     "launch": {
-        "id": _text, "fingerprint": _text, "ranks": _ranks,
-        "world_size": lambda value: _positive(value) and value <= MAX_REPLICAS,
-        "app": _text, "function": _text, "environment": _text, "at": _number,
+        "id": _is_text, "fingerprint": _is_text, "ranks": _ranks,
+        "world_size": lambda value: _count(value) and 0 < value <= MAX_REPLICAS,
+        "app": _is_text, "function": _is_text, "environment": _is_text, "at": _number,
         "grace": lambda value: _number(value) and value <= _LONGEST_GRACE,
-        "rendezvous": lambda value: value is None or _text(value),
+        "rendezvous": lambda value: value is None or _is_text(value),
     },
     "call": {"call": _call},
-    "cancel": {"by": _text, "at": _number},
-    "life": {"attempt": _positive, "at": _number},
+    "cancel": {"by": _is_text, "at": _number},
+    "life": {"attempt": lambda value: _count(value) and value > 0, "at": _number},
     "attempt": {"at": _number},
     "end": {
         "started": _count, "failed": _count, "at": _number, "outcome": _outcome,
-        "again": lambda value: value is None or _flag(value),
+        "again": lambda value: value is None or isinstance(value, bool),
     },
     "over": {"at": _number},
-    "kept": {"kept": _flag},
 }  # fmt: skip
 
 
@@ -132,26 +121,6 @@ def parsed(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
-
-
-def check_time(key: str, value: Mapping[str, Any], earliest: float, latest: float) -> None:
-    """Refuse an entry with a time at which it cannot have been written.
-
-    Args:
-        key: The key of the entry.
-        value: The value of the entry.
-        earliest: The earliest possible time in Unix seconds.
-        latest: The latest possible time in Unix seconds.
-
-    Raises:
-        DamagedRecordError: The time is earlier or later.
-    """
-    if not earliest <= value["at"] <= latest:
-        raise damaged(
-            f"the entry {key!r} of the run's record on Modal is {shown(dict(value))}, and its time "
-            f"has to be from {earliest:.0f} to {latest:.0f}: it was damaged, or the clock of who "
-            "wrote it or of this machine is wrong"
-        )
 
 
 def launch_of(entries: Mapping[str, str]) -> Mapping[str, Any]:
@@ -228,48 +197,3 @@ def call_of(entries: Mapping[str, str], rank: int) -> str | None:
     """
     holder = entry(entries, f"call-{rank}")
     return None if holder is None else str(holder["call"])
-
-
-Numbers = Mapping[int, Mapping[str, int]]
-
-
-def numbers_of(entries: Mapping[str, str]) -> Numbers:
-    """Return the highest numbers in a record by rank: of lives, ends, attempts, further cancels."""
-    highest: dict[int, dict[str, int]] = {}
-    for key in entries:
-        if match := _NUMBERED.fullmatch(key):
-            of_rank = highest.setdefault(int(match[2]), {})
-            of_rank[match[1]] = max(of_rank.get(match[1], 0), int(match[3]))
-    return highest
-
-
-def cancel_of(rank: int, numbers: Numbers) -> str:
-    """Return the key of the newest cancel of a rank: those before it had no effect."""
-    number = numbers.get(rank, {}).get("cancel")
-    return f"cancel-{rank}" if number is None else f"cancel-{rank}-{number}"
-
-
-def check_complete(rank: int, lives: int, attempt: int, highest: Mapping[str, int]) -> None:
-    """Refuse a record in which an entry of a rank is missing.
-
-    Args:
-        rank: The rank of the replica.
-        lives: The number of its lives in the record, without a gap from the first one on.
-        attempt: The newest attempt that these lives and the entries after them show.
-        highest: The highest numbers of its entries; see :func:`numbers_of`.
-
-    Raises:
-        DamagedRecordError: There is an entry after one that is missing.
-    """
-    last_numbers = {"life": lives, "end": lives, "attempt": attempt if lives else 0}
-    for kind, number in highest.items():
-        if kind in last_numbers and number > last_numbers[kind]:
-            lacks = (
-                f"attempt-{rank}-{attempt + 1}"
-                if kind == "attempt" and lives
-                else f"life-{rank}-{lives + 1}"
-            )
-            raise damaged(
-                f"the run's record on Modal has an entry '{kind}-{rank}-{number}' and lacks "
-                f"{lacks!r}, which comes before it: it was damaged, or has faded in part"
-            )

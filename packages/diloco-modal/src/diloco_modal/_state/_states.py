@@ -9,7 +9,7 @@ from typing import Any
 
 from diloco_protocol import DilocoError, Outcome, Reason, ReplicaState, ReplicaStatus
 
-from ._record import DamagedRecordError, Numbers, cancel_of, check_complete, entry, numbers_of
+from ._record import DamagedRecordError, entry
 
 INTERRUPT_SECONDS = 30.0
 """Seconds that Modal leaves a container between SIGINT and its end."""
@@ -88,26 +88,17 @@ class Trace:
         return self.cancel is not None and self.cancel["by"] == "executor"
 
 
-def trace_of(
-    entries: Mapping[str, str],
-    rank: int,
-    numbers: Numbers | None = None,
-    *,
-    damage: str = "",
-) -> Trace:
+def trace_of(entries: Mapping[str, str], rank: int, *, damage: str = "") -> Trace:
     """Return the facts about a rank in the entries of a record.
 
     Args:
         entries: The entries of the record.
         rank: The rank of the replica.
-        numbers: The highest numbers in the entries, if they are known already.
         damage: What is known to be wrong with the entries. If given, damaged entries are ignored.
 
     Raises:
-        DamagedRecordError: An entry does not have the form that this version writes, or is missing.
+        DamagedRecordError: An entry does not have the form that this version writes.
     """
-    numbers = numbers_of(entries) if numbers is None else numbers
-    highest = {} if damage else numbers.get(rank, {})
 
     def read(key: str) -> Mapping[str, Any] | None:
         try:
@@ -120,24 +111,25 @@ def trace_of(
     lives = 0
     while f"life-{rank}-{lives + 1}" in entries:
         lives += 1
-    cancel, over = read(cancel_of(rank, numbers)), read(f"over-{rank}")
+    cancel, over = read(f"cancel-{rank}"), read(f"over-{rank}")
     over_at = None if over is None else over["at"]
     if not lives:
-        check_complete(rank, 0, 0, highest)
         return Trace(cancel=cancel, ended_at=over_at, damage=damage)
     life = read(f"life-{rank}-{lives}") or {"attempt": lives, "at": None}
     end = read(f"end-{rank}-{lives}")
     attempt, started = life["attempt"], life["at"]
     while (again := read(f"attempt-{rank}-{attempt + 1}")) is not None:
         attempt, started = attempt + 1, again["at"]
-    if end is not None:
-        attempt = max(attempt, end["started"])
-    check_complete(rank, lives, attempt, highest)
     if end is None:
         return Trace(attempt, started, True, lives, over_at, cancel, damage=damage)
     # An app that was deployed with an earlier version does not say whether the call will run again.
     told = end.get("again"), end.get("outcome") or "", damage
-    return Trace(attempt, started, False, lives, end["at"], cancel, *told)
+    return Trace(max(attempt, end["started"]), started, False, lives, end["at"], cancel, *told)
+
+
+def _status(state: ReplicaState, trace: Trace, url: str, **more: Any) -> ReplicaStatus:
+    known = {"attempt": trace.attempt, "started_at": trace.started_at, "url": url}
+    return ReplicaStatus(state, **{**known, **more})
 
 
 def living(trace: Trace, url: str) -> ReplicaStatus:
@@ -147,14 +139,11 @@ def living(trace: Trace, url: str) -> ReplicaStatus:
         reason = Reason.CANCEL_REQUESTED if trace.requested else Reason.STOPPED_EXTERNALLY
     # After its last life, a call is about to return.
     if trace.open or trace.again is False:
-        return ReplicaStatus(
-            ReplicaState.RUNNING, trace.attempt, reason, stopping=stopping,
-            started_at=trace.started_at, url=url,
-        )  # fmt: skip
+        return _status(ReplicaState.RUNNING, trace, url, reason=reason, stopping=stopping)
     # Between two lives, the next attempt is waiting.
     attempt = trace.attempt + (1 if trace.lives else 0)
-    waits = Reason.PREEMPTED if trace.lives else Reason.QUEUED
-    return ReplicaStatus(ReplicaState.PENDING, attempt, reason or waits, stopping=stopping, url=url)
+    reason = reason or (Reason.PREEMPTED if trace.lives else Reason.QUEUED)
+    return ReplicaStatus(ReplicaState.PENDING, attempt, reason, stopping=stopping, url=url)
 
 
 def unknown(error: Exception, trace: Trace, url: str) -> ReplicaStatus:
@@ -162,10 +151,8 @@ def unknown(error: Exception, trace: Trace, url: str) -> ReplicaStatus:
 
     The calls of other replicas can be asked about.
     """
-    return ReplicaStatus(
-        ReplicaState.RUNNING if trace.lives else ReplicaState.PENDING, trace.attempt,
-        stopping=trace.cancel is not None, started_at=trace.started_at, url=url, message=str(error),
-    )  # fmt: skip
+    state = ReplicaState.RUNNING if trace.lives else ReplicaState.PENDING
+    return _status(state, trace, url, stopping=trace.cancel is not None, message=str(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,34 +193,25 @@ def reported(text: str, trace: Trace, url: str) -> tuple[ReplicaStatus, Any]:
         "attempt": max(outcome.attempt, trace.attempt),
         "started_at": outcome.started_at or trace.started_at,
         "finished_at": outcome.finished_at or trace.ended_at,
-        "url": url,
+        "exit_code": outcome.exit_code,
     }
     if outcome.exit_code == 0:
-        status = ReplicaStatus(ReplicaState.SUCCEEDED, reason=Reason.COMPLETED, exit_code=0, **more)
+        status = _status(ReplicaState.SUCCEEDED, trace, url, reason=Reason.COMPLETED, **more)
         return status, Lost(outcome.error) if outcome.error else outcome.result
-    more |= {
-        "exit_code": outcome.exit_code,
-        "signal": outcome.signal,
-        "message": outcome.error or "",
-    }
-    if outcome.reason is Reason.CANCEL_REQUESTED and trace.cancel is not None:
-        return _cancelled(trace, more), None
-    reason = Reason.PLATFORM if outcome.reason is Reason.CANCEL_REQUESTED else outcome.reason
-    return ReplicaStatus(ReplicaState.FAILED, reason=reason, **more), None
+    more |= {"signal": outcome.signal, "message": outcome.error or ""}
+    reason = outcome.reason
+    if reason is Reason.CANCEL_REQUESTED:
+        if trace.cancel is not None:
+            return _cancelled(trace, url, **more), None
+        reason = Reason.PLATFORM
+    return _status(ReplicaState.FAILED, trace, url, reason=reason, **more), None
 
 
-def failed(
-    reason: Reason,
-    message: str,
-    trace: Trace,
-    url: str,
-    code: int | None = None,
-    signal: str | None = None,
-) -> ReplicaStatus:
+def failed(reason: Reason, message: str, trace: Trace, url: str, **more: Any) -> ReplicaStatus:
     """Return the status of a call that Modal has ended."""
-    return ReplicaStatus(
-        ReplicaState.FAILED, trace.attempt, reason, exit_code=code, signal=signal, message=message,
-        started_at=trace.started_at, finished_at=trace.ended_at, url=url, native=message,
+    return _status(
+        ReplicaState.FAILED, trace, url, reason=reason, message=message, native=message,
+        finished_at=trace.ended_at, **more,
     )  # fmt: skip
 
 
@@ -242,31 +220,29 @@ def stopped(trace: Trace, url: str, now: float, grace: float) -> ReplicaStatus:
     at = now if trace.cancel is None else float(trace.cancel["at"])
     if trace.open and now - at < INTERRUPT_SECONDS + grace:
         return living(trace, url)
-    more = {"attempt": trace.attempt, "started_at": trace.started_at, "url": url}
     if trace.waited:
         # Ended between two lives, so the next attempt was waiting.
-        waited = {**more, "attempt": trace.attempt + 1, "started_at": None, "finished_at": at}
-        return _cancelled(trace, waited)
-    return _cancelled(trace, {**more, "finished_at": trace.ended_at})
+        return _cancelled(trace, url, attempt=trace.attempt + 1, started_at=None, finished_at=at)
+    return _cancelled(trace, url, finished_at=trace.ended_at)
 
 
-def _cancelled(trace: Trace, more: Mapping[str, Any]) -> ReplicaStatus:
+def _cancelled(trace: Trace, url: str, **more: Any) -> ReplicaStatus:
     reason = Reason.CANCEL_REQUESTED if trace.requested else Reason.STOPPED_EXTERNALLY
     message = "cancelled" if trace.requested else "the call was stopped from outside"
-    details = {**more, "message": more.get("message") or message}
-    return ReplicaStatus(ReplicaState.CANCELLED, reason=reason, **details)
+    more["message"] = more.get("message") or message
+    return _status(ReplicaState.CANCELLED, trace, url, reason=reason, **more)
 
 
 def died(end: End, trace: Trace, url: str) -> ReplicaStatus:
     """Return the status of a call that ended without success, but was not terminated."""
     text = end.message or end.status
     if end.status == "TIMEOUT":
-        return failed(Reason.TIMEOUT, text, trace, url, 124)
+        return failed(Reason.TIMEOUT, text, trace, url, exit_code=124)
     if end.raised:
         # The wrapper never raises, so its module could not be imported, or the app is not diloco's.
         return failed(Reason.START_FAILED, text, trace, url)
     if _OUT_OF_MEMORY.search(f"{end.status} {text}"):
-        return failed(Reason.OOM, text, trace, url, 137, "SIGKILL")
+        return failed(Reason.OOM, text, trace, url, exit_code=137, signal="SIGKILL")
     return failed(Reason.PLATFORM, text, trace, url)
 
 

@@ -8,17 +8,16 @@ from typing import Any
 
 from diloco_protocol import (
     BackendError,
-    InvalidRequestError,
     ReplicaHandle,
     ReplicaNotFoundError,
 )
-from diloco_protocol.backend import cancel_all, shown
+from diloco_protocol.backend import cancel_all
 
 from .._client import _event_loop as loop
 from .._client._client import Client
 from .._request._options import ModalOptions
-from .._state._handles import other_call, other_launch
-from .._state._record import DamagedRecordError, Numbers, calls_of, held_calls, numbers_of
+from .._state._handles import not_its_own
+from .._state._record import DamagedRecordError, call_of, calls_of, held_calls
 from ._end_call import Ending
 from ._observe import Observer
 
@@ -53,22 +52,6 @@ class Canceller:
         ending = self._ending(handle.rank, handle.metadata["function_call_id"])
         self._patiently(lambda: self._cancel(handle, ending))
 
-    def end_if_alive(
-        self, handle: ReplicaHandle, record: Any, entries: Mapping[str, str], numbers: Numbers
-    ) -> bool:
-        """End a replica if the record says that it is alive; return whether the record says so.
-
-        A replica that is alive by the record has written no end, so its call is not looked at
-        first: if it has ended nevertheless, Modal keeps its result.
-        """
-        trace = self._observer.known([handle], entries, numbers).get(handle)
-        if trace is None or trace.damage or trace.ended_at is not None:
-            return False
-        if self._observer.ended(handle) is None:
-            ending = self._ending(handle.rank, handle.metadata["function_call_id"])
-            self._patiently(lambda: self._end(handle, record, ending))
-        return True
-
     def cancel_run(
         self,
         run_id: str,
@@ -94,18 +77,7 @@ class Canceller:
         except DamagedRecordError as damage:
             self.end_known(run_id, damage)
             return
-        try:
-            record, entries = self._patiently(lambda: self._observer.read(run_id))
-        except ReplicaNotFoundError:  # only the journal knows it
-            cancel_all(handles, cancel)
-            return
-        numbers = numbers_of(entries)
-
-        def stop(handle: ReplicaHandle) -> None:
-            if not self.end_if_alive(handle, record, entries, numbers):
-                cancel(handle)
-
-        cancel_all(handles, stop)
+        cancel_all(handles, cancel)
 
     def close(self, run_id: str) -> bool:
         """Prevent calls from claiming a rank, and remove the record if no call has ever held one.
@@ -161,15 +133,13 @@ class Canceller:
             return
         self._observer.check_place([handle])
         call, record = handle.metadata["function_call_id"], None
-        why = other_call(handle)
+        why = not_its_own(handle)
         in_launch, trace = False, None
         try:
             record, entries = self._observer.read(handle.run_id)
-            in_launch = (handle.rank, call) in held_calls(entries)
-            trace = self._observer.known([handle], entries, numbers_of(entries)).get(handle)
-            if in_launch and trace is None:
-                in_launch, why = False, other_launch(handle)
-            elif trace is not None and trace.damage:
+            trace = self._observer.known([handle], entries).get(handle)
+            in_launch = call_of(entries, handle.rank) == call and trace is not None
+            if trace is not None and trace.damage:
                 why = trace.damage
         except ReplicaNotFoundError as error:
             why = str(error)
@@ -194,14 +164,6 @@ class Canceller:
 
     def _end(self, handle: ReplicaHandle, record: Any, ending: Ending) -> None:
         call = handle.metadata["function_call_id"]
-        app, function = handle.metadata["app"], handle.metadata["function"]
-        if (app, function) != (self._options.app, self._options.function):
-            # Any program that may write Dicts could name any app in one.
-            raise InvalidRequestError(
-                f"this handle is of the function {shown(function)} of the app {shown(app)}, and "
-                f"this executor ends only calls of {self._options.function!r} of "
-                f"{self._options.app!r}: make one with app= and function= of the run"
-            )
         self._check_app(call)
         try:
             ending.attempt(record)

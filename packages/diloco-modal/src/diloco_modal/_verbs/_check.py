@@ -45,26 +45,8 @@ def check_launch(
         findings += findings_of(look.__name__, look, patiently)
         if findings[-1].ok is False:
             return findings
-    if place := _place(options):
-        # Modal's client does not know which places there are, and they change.
-        unknown = f"only a call can tell whether Modal has {place}: give rendezvous_uri="
-        findings.append(Finding("place", None, unknown))
     unknown = (
-        f"only a call can tell whether {options.app} reads payloads of version {PAYLOAD_VERSION}: "
-        "give rendezvous_uri="
+        f"only a call can tell whether {options.app} reads payloads of version {PAYLOAD_VERSION}, "
+        "and whether Modal has region= and cloud=: give rendezvous_uri="
     )
     return [*findings, Finding("version", None, unknown)]
-
-
-def _place(options: ModalOptions) -> str:
-    """Describe where replicas have to run; empty if they may run anywhere."""
-    asked = {"region": options.region, "cloud": options.cloud}
-    return " and ".join(f"{name}={value!r}" for name, value in asked.items() if value is not None)
-
-
-def seen_by_a_call(options: ModalOptions) -> list[Finding]:
-    """Return what a call has shown by running: that the place exists, and the app's version."""
-    found = [Finding("version", True, f"the app reads payloads of version {PAYLOAD_VERSION}")]
-    if place := _place(options):
-        found.insert(0, Finding("place", True, f"Modal has {place}: a call ran there"))
-    return found

@@ -12,6 +12,9 @@ from diloco_protocol import BackendError
 from .._client._client import Client
 from .._state._record import DamagedRecordError
 
+_MARKS = 3
+"""How many marks that do not count are replaced; then the call is ended without one."""
+
 
 class Ending:
     """The attempts to end one call.
@@ -30,7 +33,6 @@ class Ending:
         self._client, self._clock = client, clock
         self._rank, self._call = rank, call
         self._id = uuid.uuid4().hex
-        self._keys: set[str] = set()
         self.tried = False
 
     def attempt(self, record: Any, *, unmarked: bool = False) -> None:
@@ -46,25 +48,20 @@ class Ending:
         # The time of this try: it begins the last half minute of the container.
         mark = {"by": "executor", "at": self._clock(), "id": self._id}
         key = f"cancel-{self._rank}"
-        self._keys.add(key)
         try:
             try:
-                while not self._client.put_once(record, key, mark):
-                    if self._counts(record, key, mark):
+                for _ in range(_MARKS):
+                    if self._client.put_once(record, key, mark) or self._counts(record, key, mark):
                         break
-                    key = self._client.next_cancel(record, self._rank, key)
-                    if not key:  # the call is ended without a mark
-                        break
-                    self._keys.add(key)
+                    self._client.pop(record, key)
             except BackendError:
                 if not unmarked:
                     raise
             self.tried = True
             self._client.cancel(self._call)
         except BaseException:
-            for key in self._keys:  # also the marks of earlier tries
-                with contextlib.suppress(BackendError):
-                    self._client.pop_own(record, key, mark)
+            with contextlib.suppress(BackendError):  # it may be the mark of an earlier try
+                self._client.pop_own(record, key, mark)
             raise
 
     def _counts(self, record: Any, key: str, mark: Mapping[str, Any]) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import itertools
 import json
 import uuid
 from collections.abc import Mapping
+from itertools import compress
 from typing import Any
 
 from diloco_protocol import (
@@ -96,20 +96,20 @@ class Launcher:
         def take_back(error: BaseException) -> tuple[list[ReplicaHandle], str]:
             if record is None:
                 return [], ""
+            others = {rank: call for rank, call in holders.items() if call and rank not in made}
+            if isinstance(error, DamagedRecordError):  # its text already says what there may be
+                others = {}
             withdrawal = Withdrawal(
-                self._client, self._options, self._backoff, request, launch, record, made
+                self._client, self._options, self._backoff, record, made, others
             )
-            # The text of this error already says what else there may be.
-            if not isinstance(error, DamagedRecordError):
-                withdrawal.others.update(
-                    {rank: call for rank, call in holders.items() if call and rank not in made}
-                )
             try:
-                withdrawal.run(mine=self._is_mine(record, wanted) if mine is None else mine)
+                withdrawal.run(
+                    request, mine=self._is_mine(record, wanted) if mine is None else mine
+                )
                 if isinstance(error, Exception):  # an interrupt must not wait for that
-                    calls = list(withdrawal.others.items())
-                    lives = loop.at_once(self._may_live, calls)
-                    withdrawal.others = dict(itertools.compress(calls, lives))
+                    calls = withdrawal.others
+                    alive = loop.at_once(self._may_live, list(calls.values()))
+                    withdrawal.others = dict(compress(calls.items(), alive))
             except BaseException as again:  # a second Ctrl-C
                 left = (
                     f"of the run {request.run_id!r} only its record may be left: "
@@ -117,14 +117,11 @@ class Launcher:
                 )
                 again.add_note(withdrawal.note() or left)
                 raise
-            survivors = withdrawal.survivors()
-            if withdrawal.kept or not isinstance(error, Exception):
-                return survivors, withdrawal.note()
-            ids = ", ".join(handle.metadata["function_call_id"] for handle in survivors)
-            return survivors, (
-                f"{len(survivors)} calls of this launch may be running: cancel this error's "
-                f"survivors ({ids})"
-            )
+            survivors = [
+                make_handle(launch, rank, call, request.run_id)
+                for rank, call in withdrawal.calls().items()
+            ]
+            return survivors, withdrawal.note()
 
         with all_or_nothing(take_back):
             # The first step: it shows what an earlier try has started, even if this one fails then.
@@ -183,12 +180,8 @@ class Launcher:
                 )
             theirs = [str(call) for rank, call in holders.items() if made.get(rank) != call]
             loop.at_once(self._check_app, theirs)
-            if theirs:
-                self._keep(record, request.run_id)
             # So the first look need not read what was written here.
             known = {f"call-{rank}": written({"call": call}) for rank, call in holders.items()}
-            if theirs:
-                known["kept"] = written({"kept": True})
             self._client.keep_entries(record, {**entries, **known}, began)
             return [
                 make_handle(launch, rank, str(holders[rank]), request.run_id)
@@ -262,21 +255,6 @@ class Launcher:
             return made or (self._client.get(record, "launch") or {}).get("id") == wanted["id"]
         return False
 
-    def _keep(self, record: Any, run_id: str) -> None:
-        """Tell another launch not to end the calls that it has started: this one returns them.
-
-        Raises:
-            RunConflictError: The other launch has already failed, and has ended them.
-        """
-        kept = False
-        with contextlib.suppress(MissingError):
-            kept = self._patiently(lambda: self._client.settle(record, kept=True))
-        if not kept:
-            raise RunConflictError(
-                f"another launch of the run {run_id!r} has failed, and ended what it had started: "
-                "choose another run_id"
-            )
-
     async def _drop(self, call: str) -> None:
         """End a call that would train nothing, since another call or no call may hold its rank."""
         with contextlib.suppress(BackendError):
@@ -291,26 +269,25 @@ class Launcher:
         Raises:
             RunConflictError: A rank was ended or has failed.
         """
-        calls = [(rank, call) for rank, call in holders.items() if call]
-        fallen = list(itertools.compress(calls, loop.at_once(self._has_fallen, calls)))
-        if fallen:
+        calls = {rank: call for rank, call in holders.items() if call}
+        fallen = loop.at_once(self._has_fallen, list(calls.values()))
+        for rank in compress(calls, fallen):
             raise RunConflictError(
-                f"rank {fallen[0][0]} of an earlier try of this launch has ended, and rank "
-                f"{missing} was not started: end what runs with cancel_run({run_id!r}), and purge "
-                f"that run, which attach({run_id!r}) finds, or choose another run_id"
+                f"rank {rank} of an earlier try of this launch has ended, and rank {missing} was "
+                f"not started: end what runs with cancel_run({run_id!r}), and purge that run, "
+                f"which attach({run_id!r}) finds, or choose another run_id"
             )
 
-    async def _has_fallen(self, held_call: tuple[int, str]) -> bool:
+    async def _has_fallen(self, call: str) -> bool:
         with contextlib.suppress(BackendError):
-            end = await self._client.end(held_call[1])
-            if end is None or end.late:
-                return False
-            return ended(end, Trace(), "")[0].state is not ReplicaState.SUCCEEDED
+            end = await self._client.end(call)
+            if end is not None and not end.late:
+                return ended(end, Trace(), "")[0].state is not ReplicaState.SUCCEEDED
         return False
 
-    async def _may_live(self, held_call: tuple[int, str]) -> bool:
+    async def _may_live(self, call: str) -> bool:
         with contextlib.suppress(BackendError):
-            return await self._client.end(held_call[1], value=False) is None
+            return await self._client.end(call, value=False) is None
         return True
 
     async def _check_app(self, call: str) -> None:

@@ -38,11 +38,11 @@ _LATE_SECONDS = 30.0
 Entries that are even later are found at the end.
 """
 _BRIEF = 100_000
-"""Microseconds of a brief stretch: more bytes of it may be read at once before it is divided."""
+"""Microseconds of a brief stretch, of which more bytes may be read at once."""
+_SHORTEST = 2000
+"""Microseconds of a stretch that is not divided: Modal's client may refuse each part as well."""
 _BRIEF_FACTOR = 4
 """How many times as many bytes of a brief stretch may be read at once."""
-_REFUSALS = 20
-"""How often a brief stretch is divided, since Modal's client may refuse each part as well."""
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _WORD = 2**64
 
@@ -111,9 +111,7 @@ class Entries:
             fresh.append(entry)
         return fresh
 
-    def _between(
-        self, since: int, until: int, refusals: Iterator[int] | None = None
-    ) -> Iterator[list[Any]]:
+    def _between(self, since: int, until: int) -> Iterator[list[Any]]:
         """Yield the entries between two times in microseconds.
 
         In place of entries that are too many to be read, there is one that says so.
@@ -121,25 +119,21 @@ class Entries:
         if since >= until:
             return
         begin, end = (_EPOCH + timedelta(microseconds=edge) for edge in (since, until))
-        if until - since > _BRIEF:
-            refusals = None
-        elif refusals is None:
-            refusals = iter(range(_REFUSALS))
+        most = MOST_BYTES if until - since > _BRIEF else _BRIEF_FACTOR * MOST_BYTES
         entries: list[Any] | None = None
         # The parts are not read while the error is being handled, since it keeps what was read.
         with contextlib.suppress(DenseLogError):
             entries = self._fetch(
-                lambda logs: logs.fetch(since=begin, until=end, source=self._source),
-                MOST_BYTES if refusals is None else _BRIEF_FACTOR * MOST_BYTES,
+                lambda logs: logs.fetch(since=begin, until=end, source=self._source), most
             )
         if entries is not None:
             yield self.not_given(entries)
-        elif refusals is None or (until - since > 2 and next(refusals, None) is not None):
+        elif until - since > _SHORTEST:
             # It is not documented whether the end itself is included. So the parts overlap;
             # not_given() drops what would be given twice.
-            step = max(1, (until - since) // (2 if refusals is None else 10))
-            for first in range(since, until, step):
-                yield from self._between(first, min(first + step + 1, until), refusals)
+            middle = (since + until) // 2
+            yield from self._between(since, middle + 1)
+            yield from self._between(middle, until)
         else:
             if not self.gap[0] <= since <= self.gap[1]:  # a time may be in two parts
                 yield self.not_given([self._gap(begin.replace(microsecond=0))])

@@ -6,16 +6,15 @@ import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import Any
 
 from diloco_protocol import (
     AuthError,
     BackendError,
-    Backoff,
     ReplicaHandle,
     ReplicaNotFoundError,
     ReplicaStatus,
-    retry,
 )
 from diloco_protocol.backend import is_run_id
 
@@ -29,14 +28,9 @@ from .._state._ends import Ends
 from .._state._handles import check_handle, is_of, is_of_launch, launched_at, link
 from .._state._record import (
     DamagedRecordError,
-    Numbers,
-    cancel_of,
-    check_time,
     launch_of,
-    numbers_of,
 )
 from .._state._states import End
-from ._log_entries import CLOCKS
 
 _KEPT_BY_MODAL = 7.0 * DAY
 """Seconds for which Modal knows a call after it has ended."""
@@ -79,11 +73,7 @@ class Observer:
         if open_handles:
             self.check_place(open_handles)
             record, entries = self.read_for(open_handles[0])
-            known = self.known(open_handles, entries, numbers_of(entries))
-            if any(trace.damage for trace in known.values()):
-                # While entries are read, a new one may be among them although an older one is not.
-                record, entries = self.read(handles[0].run_id)
-                known = self.known(open_handles, entries, numbers_of(entries))
+            known = self.known(open_handles, entries)
             grace = float(launch_of(entries)["grace"])
             looks = loop.at_once(lambda each: self._look(*each, record, grace), list(known.items()))
             seen = {
@@ -104,7 +94,7 @@ class Observer:
         return {**ends, **statuses}
 
     def known(
-        self, handles: Sequence[ReplicaHandle], entries: Mapping[str, str], numbers: Numbers
+        self, handles: Sequence[ReplicaHandle], entries: Mapping[str, str]
     ) -> dict[ReplicaHandle, states.Trace]:
         """Return what a record says about those handles that belong to it.
 
@@ -113,23 +103,14 @@ class Observer:
         Raises:
             DamagedRecordError: The entry of the launch is damaged.
         """
-        launch, now = launch_of(entries), self._options.clock()
-        known = {}
+        launch, known = launch_of(entries), {}
         for handle in handles:
-            rank, latest = handle.rank, (launch["at"] - CLOCKS, now + CLOCKS)
             try:
-                if not is_of(handle, launch, entries):
-                    continue
-                trace = states.trace_of(entries, rank, numbers)
-                if trace.cancel is not None:
-                    check_time(cancel_of(rank, numbers), trace.cancel, *latest)
+                if is_of(handle, launch, entries):
+                    known[handle] = states.trace_of(entries, handle.rank)
             except DamagedRecordError as error:
-                if not is_of_launch(handle, launch):
-                    continue
-                trace = states.trace_of(entries, rank, numbers, damage=str(error))
-                if trace.cancel is not None and not latest[0] <= trace.cancel["at"] <= latest[1]:
-                    trace = replace(trace, cancel=None)
-            known[handle] = trace
+                if is_of_launch(handle, launch):
+                    known[handle] = states.trace_of(entries, handle.rank, damage=str(error))
         return known
 
     def read(self, run_id: str | None) -> tuple[Any, Mapping[str, str]]:
@@ -155,10 +136,12 @@ class Observer:
         """As :meth:`read`, for the run of a handle.
 
         Raises:
+            InvalidRequestError: The handle is of another environment.
             ReplicaNotFoundError: There is none any more.
             AuthError: There is none in the workspace that this token is of, which is not that of
                 the handle.
         """
+        self.check_place([handle])
         try:
             return self.read(handle.run_id)
         except ReplicaNotFoundError as error:
@@ -230,20 +213,12 @@ class Observer:
     def _is_young(self, handle: ReplicaHandle) -> bool:
         return self._options.clock() - launched_at(handle) < _KEPT_BY_MODAL
 
-    def runs(self, backoff: Backoff) -> list[str]:
-        """Return the names of all runs that have a record, oldest first.
-
-        Args:
-            backoff: Pauses between tries.
-        """
-        patience = backoff, self._options.retry_timeout
-        names = retry(self._client.record_names, backoff, timeout=self._options.retry_timeout)
+    def runs(self) -> list[str]:
+        """Return the names of all runs that have a record, oldest first."""
+        names = self._client.record_names()
         runs = [run_id for name in names if is_run_id(run_id := name.removeprefix(PREFIX))]
         # A Dict with such a name may belong to another program, or its entries may have faded.
-        answers = loop.at_once(
-            lambda run_id: loop.patiently(lambda: self._client.is_record(run_id), *patience), runs
-        )
-        return [run_id for run_id, is_run in zip(runs, answers, strict=True) if is_run]
+        return list(compress(runs, loop.at_once(self._client.is_record, runs)))
 
     async def _look(self, *told: Any) -> ReplicaStatus | BackendError | None:
         try:
@@ -324,10 +299,9 @@ class Observer:
         If there is none, it is written, with the time at which the end was first noticed.
         """
         mark, key = {"by": "outside", "at": now}, f"cancel-{rank}"
-        while key and not self._client.put_once(record, key, mark):
+        if not self._client.put_once(record, key, mark):
             with contextlib.suppress(DamagedRecordError):
                 return self._client.get(record, key) or mark
-            key = self._client.next_cancel(record, rank, key)
         return mark
 
     def _dated(

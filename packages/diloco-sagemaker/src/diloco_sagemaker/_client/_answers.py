@@ -6,15 +6,8 @@ would count as an empty list.
 
 from __future__ import annotations
 
-from contextvars import ContextVar
 from datetime import datetime
 from typing import Any
-
-tries: ContextVar[int] = ContextVar("tries", default=0)
-"""How often the client has tried this thread's last call of SageMaker.
-
-Set to 0 before each call.
-"""
 
 _ALWAYS: dict[str, dict[str, tuple[str, ...]]] = {
     "CreateTrainingJob": {"TrainingJobArn": ()},
@@ -44,47 +37,17 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def check_answers(client: Any) -> None:
-    """Make a boto3 client raise a botocore error for an answer that is cut or not from AWS.
-
-    May be called again with the same client.
-    """
-    events = client.meta.events
-    events.register("after-call", _check, unique_id="diloco-sagemaker-answers")
-    # Before the request is signed, for which credentials may be lacking.
-    created = "request-created.sagemaker"
-    events.register_first(created, _count, unique_id="diloco-sagemaker-tries")
-
-
-def _count(**_: Any) -> None:
-    tries.set(tries.get() + 1)
+    """Make a boto3 client raise a botocore error for an answer that is cut or not from AWS."""
+    client.meta.events.register("after-call", _check, unique_id="diloco-sagemaker-answers")
 
 
 def _check(http_response: Any, parsed: Any, model: Any, **_: Any) -> None:
-    from botocore.exceptions import ResponseStreamingError  # slow to import
     from botocore.parsers import ResponseParserError
 
-    if (cut := _cut(http_response, model)) is not None:
-        raise ResponseStreamingError(error=cut)
     if http_response.status_code < 300 and (why := _foreign(parsed, model)) is not None:
         if model.has_streaming_output:
             http_response.raw.close()  # its content will not be read
         raise ResponseParserError(f"the answer has no {why}, so it is not AWS's own, or was cut")
-
-
-def _cut(http_response: Any, model: Any) -> str | None:
-    """Say how much of an answer is missing; None if nothing is.
-
-    botocore itself checks what is streamed.
-    """
-    headers = http_response.headers
-    length = str(headers.get("Content-Length", ""))
-    plain = headers.get("Content-Encoding") in {None, "identity"}
-    if model.has_streaming_output or not length.isdecimal() or not plain:
-        return None
-    if model.http.get("method") == "HEAD":
-        return None
-    came = len(http_response.content)
-    return f"{came} of {length} bytes of the answer came" if came < int(length) else None
 
 
 def _foreign(parsed: Any, model: Any) -> str | None:

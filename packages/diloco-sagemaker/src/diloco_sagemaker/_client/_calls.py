@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from contextlib import closing
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from diloco_protocol import Backoff, DilocoError, InvalidRequestError, UnavailableError
+from diloco_protocol import Backoff, DilocoError, UnavailableError
 from diloco_protocol.backend import check_size, read_bounded, shown
 
 from ..__about__ import __version__
@@ -21,15 +20,11 @@ from .._request import _names as names
 from .._request._model import missing_boto3
 from .._request._options import SageMakerOptions, check_endpoint
 from .._state._facts import JobFacts, Summary, read_job, read_summary
-from ._answers import check_answers, tries
-from ._credentials import check_credentials
+from ._answers import check_answers
 from ._errors import NOT_ITS_OWN, MissingError, not_made, to_error
 from ._limits import bound_answers, bound_clients
-from ._list_rate import wait_for_turn
-from ._region import check_region, check_region_of_logs
 
 T = TypeVar("T")
-_GIVEN = ("sagemaker", "logs", "s3", "sts")  # services whose clients may be handed in
 _PAGE = 100
 _MOST_PAGES = 10_000  # of a list
 _KEPT_OF_LIST, _KEPT_OF_JOB = 1 << 28, 1 << 18  # characters
@@ -40,14 +35,7 @@ _left: ContextVar[Callable[[], float]] = ContextVar("left", default=lambda: math
 """Seconds until the caller's deadline, and never less than ``_LAST_LOOK``."""
 _LONGEST_KEY, _LONGEST_STREAM = 1024, 512  # characters of names, as S3 and CloudWatch allow them
 _ENDPOINT = "the endpoint of AWS (AWS_ENDPOINT_URL, or endpoint_url in the profile)"
-_TRIES = "calls are made once, and tried again for retry_timeout= seconds"
-_NOT_OBEYED = {
-    ("AWS_RETRY_MODE", "retry_mode"): _TRIES,
-    ("AWS_MAX_ATTEMPTS", "max_attempts"): _TRIES,
-    ("AWS_DEFAULTS_MODE", "defaults_mode"): f"{_TRIES}, and request_timeout= is for connections",
-    ("AWS_NEW_RETRIES_2026", ""): _TRIES,  # no profile has it
-}
-"""Variables and settings of a profile that boto3 would obey, and what applies here instead."""
+_SECONDS_PER_LIST = 0.5  # the service allows two lists per second for the whole account
 
 
 class Client:
@@ -62,13 +50,8 @@ class Client:
         self._lock = threading.Lock()
         self._session = options.session
         self._account = ""
-        clients = {name: getattr(options, f"{name}_client") for name in _GIVEN}
-        self._clients = {name: client for name, client in clients.items() if client is not None}
-        for client in self._clients.values():
-            check_answers(client)
-            check_credentials(client.meta.events)
-            bound_answers(client, self._time_up, ours=False)
-        self._ours: list[Any] = []
+        self._clients: dict[str, Any] = {}
+        self._next_list = -math.inf
 
     @contextlib.contextmanager
     def until(self, deadline: float) -> Iterator[None]:
@@ -115,31 +98,11 @@ class Client:
     def _identity(self) -> dict[str, Any]:
         return self._call("sts", "get_caller_identity", "find out whose credentials these are")
 
-    def not_obeyed(self) -> Iterator[str]:
-        """Name the user's settings that AWS's command line obeys and these clients do not."""
-        if self._session is None:  # every client was handed in, and has its own settings
-            return
-        profile = self._session._session.get_scoped_config()  # noqa: SLF001 - it is public nowhere
-        for (variable, setting), instead in _NOT_OBEYED.items():
-            if variable in os.environ:
-                yield f"{variable}={os.environ[variable]} is not obeyed: {instead}"
-            if setting in profile:
-                yield f"{setting}={profile[setting]} in the profile is not obeyed: {instead}"
-        wanted, used = os.environ.get("AWS_PROFILE"), self._session.profile_name
-        if self._options.session is None and wanted not in {None, used}:
-            yield (
-                f"AWS_PROFILE={wanted} is not obeyed: boto3 prefers AWS_DEFAULT_PROFILE={used}; "
-                "unset one of them"
-            )
-
     def close(self) -> None:
-        """Close idle connections of the clients that were made here."""
+        """Close idle connections."""
         with self._lock:
-            clients, self._ours = self._ours, []
-            self._clients = {
-                name: client for name, client in self._clients.items() if client not in clients
-            }
-        for client in clients:
+            clients, self._clients = self._clients, {}
+        for client in clients.values():
             client.close()
 
     # --- training jobs ---
@@ -202,8 +165,8 @@ class Client:
             NameContains=contains, MaxResults=_PAGE, SortBy="CreationTime", SortOrder="Ascending",
             **filters,
         )  # fmt: skip
-        lists = (_as_asked(page["TrainingJobSummaries"], what) for page in pages)
-        yield from _bounded((read_summary(item) for page in lists for item in page), what)
+        summaries = (read_summary(item) for page in pages for item in page["TrainingJobSummaries"])
+        yield from _bounded(summaries, what)
 
     def search(self, contains: str) -> Iterator[JobFacts]:
         """Yield the training jobs whose names contain a text, in full; their index may lag."""
@@ -216,7 +179,7 @@ class Client:
             SearchExpression=expression, MaxResults=_PAGE,
         )  # fmt: skip
         for page in pages:
-            for result in _as_asked(page.get("Results") or [], what):
+            for result in page.get("Results") or []:
                 job = result.get("TrainingJob") or {}
                 if job.get("TrainingJobName") and job.get("CreationTime"):
                     facts = next(_bounded([read_job(job)], what, _KEPT_OF_JOB))
@@ -332,7 +295,7 @@ class Client:
         while number < _MOST_PAGES and self._backoff.clock() <= up:
             number += 1
             if rate_limited:
-                wait_for_turn(self._backoff)
+                self._wait_for_turn()
             page = self._call(service, operation, what, **arguments, **more)
             yield page
             following = page.get(answer_field)
@@ -351,7 +314,6 @@ class Client:
 
     def _with(self, service: str, what: str, act: Callable[[Any], T]) -> T:
         client = self._of(service)
-        tries.set(0)
         try:
             return act(client)
         except DilocoError:
@@ -361,23 +323,24 @@ class Client:
         try:
             # Outside the except clause, since an error of diloco looks for secrets in all errors
             # that are being handled, however long they are.
-            raise to_error(caught, what, tries.get()).with_traceback(caught.__traceback__)
+            raise to_error(caught, what).with_traceback(caught.__traceback__)
         finally:
             del caught
 
-    def _of(self, service: str) -> Any:
-        client = self._clients.get(service)
-        if client is not None:
-            return client
-        made = self._make(service)
-        check_answers(made)
-        check_credentials(made.meta.events)
-        bound_answers(made, self._time_up, ours=True)
+    def _wait_for_turn(self) -> None:
+        """Sleep until this executor may list again."""
         with self._lock:
-            client = self._clients.setdefault(service, made)
-            if client is made:
-                self._ours.append(made)
-        return client
+            now = self._backoff.clock()
+            turn = max(now, self._next_list)
+            self._next_list = turn + _SECONDS_PER_LIST
+        if turn > now:
+            self._backoff.sleep(turn - now)
+
+    def _of(self, service: str) -> Any:
+        with self._lock:  # a session is not thread-safe
+            if service not in self._clients:
+                self._clients[service] = self._make(service)
+            return self._clients[service]
 
     def _make(self, service: str) -> Any:
         try:
@@ -397,57 +360,25 @@ class Client:
             max_pool_connections=20,
             user_agent_extra=f"diloco-sagemaker/{__version__}",
         )
-        region = self._region()
+        # boto3 itself does not look at AWS_REGION, as AWS's other tools do.
+        of_session = options.session and options.session.region_name
+        region = options.region or of_session or os.environ.get("AWS_REGION") or None
         try:
-            with self._lock:  # a session is not thread-safe
-                if self._session is None:
-                    self._session = boto3.Session()
-                    # For clients that the session makes itself for credentials (AssumeRole, SSO).
-                    self._session._session.set_default_client_config(config)  # noqa: SLF001
-                    bound_clients(self._session, self._time_up)
-                    check_credentials(self._session.events)
-                client = self._session.client(
-                    service,
-                    region_name=region,
-                    endpoint_url=options.endpoint_url,
-                    config=config,
-                )
+            if self._session is None:
+                self._session = boto3.Session()
+                # For clients that the session makes itself for credentials (AssumeRole, SSO).
+                self._session._session.set_default_client_config(config)  # noqa: SLF001
+                bound_clients(self._session, self._time_up)
+            client = self._session.client(
+                service, region_name=region, endpoint_url=options.endpoint_url, config=config
+            )
         except Exception as error:  # noqa: BLE001 - raised as one of ours, without its words
             failed = not_made(error, f"make a client of {service}")
             raise failed.with_traceback(error.__traceback__) from None
         check_endpoint(_ENDPOINT, client.meta.endpoint_url)
-        _check_certificates(client, f"make a client of {service}")
-        check_region(self._session, client, region or self._session.region_name)
-        if service == "sagemaker":
-            check_region_of_logs(client, options.logs_client)
+        check_answers(client)
+        bound_answers(client, self._time_up)
         return client
-
-    def _region(self) -> str | None:
-        """Return the region to ask; None for the one that boto3 finds.
-
-        boto3 itself does not look at AWS_REGION, as AWS's other tools do.
-        """
-        options, client = self._options, self._options.sagemaker_client
-        session_region = None if options.session is None else options.session.region_name
-        other = None if client is None else client.meta.region_name
-        return options.region or other or session_region or os.environ.get("AWS_REGION") or None
-
-
-def _check_certificates(client: Any, what: str) -> None:
-    """Refuse a file of certificates that cannot be read.
-
-    Every connection would fail, as if the network were at fault.
-    """
-    ca_file = client._endpoint.http_session._verify  # noqa: SLF001 - several settings can name it
-    if not isinstance(ca_file, str) or not client.meta.endpoint_url.lower().startswith("https:"):
-        return
-    try:
-        ssl.create_default_context(cafile=ca_file)
-    except OSError as error:  # also the base class of ssl's errors
-        raise InvalidRequestError(
-            f"cannot {what}: the file of certificates {shown(ca_file)} cannot be used ({error}): "
-            "look at AWS_CA_BUNDLE, REQUESTS_CA_BUNDLE and ca_bundle in ~/.aws/config"
-        ) from None
 
 
 def _bounded(jobs: Iterable[T], what: str, most: int | None = None) -> Iterator[T]:
@@ -458,16 +389,6 @@ def _bounded(jobs: Iterable[T], what: str, most: int | None = None) -> Iterator[
         if kept > most:
             raise _odd(what, f"it says more than {most} characters")
         yield job
-
-
-def _as_asked(entries: Sequence[T], what: str) -> Sequence[T]:
-    """Return the entries of a page; UnavailableError if there are more than were asked for.
-
-    So a list cannot fill the memory.
-    """
-    if len(entries) > _PAGE:
-        raise _odd(what, f"{len(entries)} entries in a page of {_PAGE}")
-    return entries
 
 
 def _check_same(name: str, subject: str, what: str) -> None:

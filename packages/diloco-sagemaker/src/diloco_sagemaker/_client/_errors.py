@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from diloco_protocol import (
@@ -21,18 +22,12 @@ from diloco_protocol.backend import redact_and_cut
 
 # Characters of a text of AWS or its client; looking for secrets takes seconds per million
 _LONGEST = 16_000
-_OTHER_SCHEME = re.compile("https?://[^/]*://")
-"""The URL that botocore makes of a proxy with another scheme."""
 # SageMaker answers with a ValidationException if there is no such job, although ResourceNotFound is
 # documented, and also if a job that is to be stopped has ended.
 _NOT_FOUND = re.compile(r"requested resource not found|could not find", re.IGNORECASE)
 _HAS_ENDED = re.compile(
     r"rejected because the training job is in status (Stopped|Completed|Failed|Stopping)\b",
     re.IGNORECASE,
-)
-_QUOTA = re.compile(
-    r"service limit '(?P<type>\S+) for (?P<use>[\w ]*usage)' is (?P<quota>\d+) Instances?, "
-    r"with current utilization of (?P<used>\d+) Instances? and a request delta of (?P<delta>\d+)"
 )
 _THROTTLED = frozenset({
     "Throttling", "ThrottlingException", "ThrottledException", "TooManyRequestsException",
@@ -45,25 +40,33 @@ _MISSING = frozenset({
 })  # fmt: skip
 _OF_NONE = frozenset(["GetCallerIdentity", "ListTrainingJobs", "Search"])
 """Operations that ask for nothing by name: their "not found" says nothing about any run."""
-_ONCE = frozenset(["CreateTrainingJob", "StopTrainingJob"])
-"""Operations that are refused, or say something else, if they have been carried out before."""
-_FORBIDDEN = frozenset({
-    "AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthorizationError",
-    "OptInRequired",
-})  # fmt: skip
-_EXPIRED = frozenset({
-    "ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired",
-})  # fmt: skip
-_AUTH = frozenset({
-    "UnrecognizedClientException", "InvalidClientTokenId", "InvalidAccessKeyId",
-    "SignatureDoesNotMatch", "InvalidSignatureException", "IncompleteSignature",
-    "MissingAuthenticationToken", "AuthFailure", "NotAuthorized", "InvalidToken",
-})  # fmt: skip
-
-
-_EARLIER = "an earlier try, without an answer, may have been carried out"
-LOOK = "Look at the variables AWS_... and HTTP..._PROXY, and at ~/.aws/config"
-_OF_FILES = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+_REFUSALS: tuple[tuple[str, Callable[[str], BackendError], str], ...] = (
+    (
+        "ResourceLimitExceeded", QuotaExceededError,
+        "Choose another type, or wait with quota_timeout= (a job that was stopped frees its quota "
+        "some minutes later)",
+    ),
+    (
+        # Retryable, since a program that renews them may be about to do so.
+        "ExpiredToken ExpiredTokenException TokenRefreshRequired RequestExpired",
+        partial(AuthError, retryable=True),
+        "The credentials have expired: log in again, or renew what gives them",
+    ),
+    (
+        "UnrecognizedClientException InvalidClientTokenId InvalidAccessKeyId NotAuthorized "
+        "SignatureDoesNotMatch InvalidSignatureException IncompleteSignature AuthFailure "
+        "MissingAuthenticationToken InvalidToken", AuthError,
+        "AWS does not accept the credentials: look at AWS_PROFILE and the region",
+    ),
+    (
+        "AccessDenied AccessDeniedException UnauthorizedOperation AuthorizationError OptInRequired",
+        ForbiddenError,
+        "The package has the policies that are needed: launcher_policy.json and role_policy.json",
+    ),
+)  # fmt: skip
+"""Codes of AWS, the errors that they become, and what to do."""
+_LOOK = "Look at region=, the variables AWS_... and HTTP..._PROXY, and ~/.aws/config"
+_LOG_IN = "Log in (aws login, aws sso login), set AWS_PROFILE, or give the executor session="
 NOT_ITS_OWN = " (this answer is not AWS's own, or was cut)"
 
 
@@ -87,90 +90,58 @@ class UnreachedError(UnavailableError):
     """Raised when there was no connection, so that the request was not sent."""
 
 
-def to_error(error: Exception, what: str, tries: int = 0) -> DilocoError:
+def to_error(error: Any, what: str) -> DilocoError:
     """Return the error of the protocol for one that botocore raised.
 
     Args:
         error: The error of botocore.
         what: What was tried, such as ``"create the training job diloco-run-1-00000"``.
-        tries: How often the client has tried. With more than one, an earlier try may have been
-            carried out, whatever has prevented this one.
     """
     from botocore import exceptions as of_botocore  # slow to import
-    from urllib3.exceptions import LocationValueError
 
     if isinstance(error, of_botocore.ClientError):
         return _answered(error.response, error.operation_name, f"cannot {what}")
     text = f"cannot {what}: {redact_and_cut(str(error), _LONGEST) or type(error).__name__}".rstrip(
         "."
     )
-    if tries > 1:
-        return UnavailableError(f"{text} ({_EARLIER})")
-    if isinstance(error, of_botocore.HTTPClientError):
-        unsent = error.kwargs.get("error")
-        # The address of a proxy is wrong: that of an endpoint was checked before.
-        if isinstance(unsent, LocationValueError) or str(unsent) == "Invalid IPv6 URL":
-            return InvalidRequestError(f"{text}. {LOOK}")
-    if isinstance(error, of_botocore.ProxyConnectionError) and _OTHER_SCHEME.match(
-        str(error.kwargs.get("proxy_url"))
-    ):
-        return InvalidRequestError(
-            f"{text}: boto3 takes proxies by http:// and https:// alone. {LOOK}"
-        )
-    # Mostly about the settings of credentials, which a new log-in does not repair.
-    if isinstance(error, of_botocore.InvalidConfigError):
-        return AuthError(f"{text}. {LOOK}")
-    if isinstance(error, UnicodeEncodeError):
-        return InvalidRequestError(f"cannot {what}: a name has a character that cannot be sent")
-    if isinstance(error, of_botocore.NoRegionError):
-        return InvalidRequestError(
-            f"{text}. Give the executor region=, or set AWS_REGION or AWS_DEFAULT_REGION"
-        )
-    if isinstance(
-        error,
-        (
-            of_botocore.NoCredentialsError,
-            of_botocore.PartialCredentialsError,
-            of_botocore.CredentialRetrievalError,
-            of_botocore.TokenRetrievalError,
-            of_botocore.SSOError,
-            of_botocore.ProfileNotFound,
-            of_botocore.UnauthorizedSSOTokenError,
-            of_botocore.MissingDependencyException,
-        ),
-    ):
+    no_credentials = (
+        of_botocore.NoCredentialsError, of_botocore.PartialCredentialsError,
+        of_botocore.CredentialRetrievalError, of_botocore.TokenRetrievalError,
+        of_botocore.SSOError, of_botocore.ProfileNotFound, of_botocore.InvalidConfigError,
+        of_botocore.MissingDependencyException,
+    )  # fmt: skip
+    if isinstance(error, no_credentials) or "credentials are still expired" in str(error):
+        return AuthError(f"{text}. {_LOG_IN}. {_LOOK}")
+    # What is of this class itself was not sent.
+    unsent = error.kwargs.get("error") if type(error) is of_botocore.HTTPClientError else error
+    if "header value" in str(unsent):  # the value, which may be a credential, is in the text
         return AuthError(
-            f"{text}. Log in (aws login, aws sso login), set AWS_PROFILE, or give the executor "
-            "session="
+            f"cannot {what}: one of the credentials has a character that cannot be sent, such as a "
+            f"line end. {_LOOK}"
         )
-    if isinstance(error, (of_botocore.ParamValidationError, of_botocore.UnknownServiceError)):
-        return InvalidRequestError(text)
-    if isinstance(
-        error,
-        (
-            of_botocore.EndpointConnectionError,
-            of_botocore.ConnectTimeoutError,
-            of_botocore.ProxyConnectionError,
-        ),
+    if (
+        isinstance(error, (of_botocore.NoRegionError, of_botocore.ParamValidationError))
+        or isinstance(unsent, (UnicodeEncodeError, FileNotFoundError, PermissionError))
+        or (unsent is not error and isinstance(unsent, ValueError))  # such as the URL of a proxy
     ):
-        return UnreachedError(text)
-    if isinstance(error, _OF_FILES):  # named in settings, such as web_identity_token_file
-        return InvalidRequestError(f"{text}. {LOOK}")
-    if isinstance(error, (of_botocore.HTTPClientError, of_botocore.ConnectionError, OSError)):
-        return UnavailableError(text)
+        return InvalidRequestError(f"{text}. {_LOOK}")
+    unreached = (
+        of_botocore.EndpointConnectionError, of_botocore.ConnectTimeoutError,
+        of_botocore.ProxyConnectionError,
+    )  # fmt: skip
+    if isinstance(error, unreached):
+        return UnreachedError(f"{text}. {_LOOK}")
+    if isinstance(error, of_botocore.SSLError):  # such as for a file of certificates
+        return UnavailableError(f"{text}. {_LOOK}")
     # A streamed answer is read from urllib3 directly, which raises errors of its own.
-    if isinstance(error, of_botocore.BotoCoreError) or type(error).__module__.startswith(
-        ("botocore.", "urllib3.")
+    if isinstance(error, (of_botocore.BotoCoreError, OSError)) or type(error).__module__.startswith(
+        "urllib3."
     ):
         # For example, an answer that cannot be read, because it was cut or came from a proxy.
         return UnavailableError(text)
-    if isinstance(
-        error, (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-    ):
-        # botocore has checked the request, but takes answers apart without checking them first. So
-        # the answer is at fault, and what was asked for may have been done.
-        return UnavailableError(f"{text}: {type(error).__name__}{NOT_ITS_OWN}")
-    return BackendError(text)
+    # botocore has checked the request, but takes answers apart without checking them first. So the
+    # answer is at fault, and what was asked for may have been done.
+    return UnavailableError(f"{text}: {type(error).__name__}{NOT_ITS_OWN}")
 
 
 def not_made(error: Exception, what: str) -> DilocoError:
@@ -182,14 +153,8 @@ def not_made(error: Exception, what: str) -> DilocoError:
     if isinstance(known, (AuthError, InvalidRequestError)):
         return known
     return InvalidRequestError(
-        f"cannot {what}: {redact_and_cut(str(error), _LONGEST).rstrip('.')}. {LOOK}"
+        f"cannot {what}: {redact_and_cut(str(error), _LONGEST).rstrip('.')}. {_LOOK}"
     )
-
-
-def quota_in(text: str) -> Mapping[str, str] | None:
-    """Return type, use, quota and usage from a message of ResourceLimitExceeded; None without."""
-    match = _QUOTA.search(text)
-    return None if match is None else match.groupdict()
 
 
 def _answered(response: Any, operation: str, failed: str) -> BackendError:
@@ -204,8 +169,6 @@ def _answered(response: Any, operation: str, failed: str) -> BackendError:
     if about is MissingError and operation == "CreateTrainingJob":
         about = InvalidRequestError  # what is missing is something that the request names
     of_none = about is MissingError and operation in _OF_NONE
-    if about is not TakenError and operation in _ONCE and metadata.get("RetryAttempts"):
-        return UnavailableError(f"{text} ({_EARLIER})")
     if about is not None and metadata.get("RequestId") and not of_none:
         return about(text)
     throttled = code in _THROTTLED or status == 429
@@ -216,32 +179,13 @@ def _answered(response: Any, operation: str, failed: str) -> BackendError:
         # of it.
         return UnavailableError(f"{text}{NOT_ITS_OWN}")
     if throttled:
-        return ThrottledError(text, retry_after=_seconds(metadata.get("HTTPHeaders", {})))
-    if code == "ResourceLimitExceeded":
-        return QuotaExceededError(_quota(text, message))
-    if code in _EXPIRED:
-        # Retryable, since a program that renews them may be about to do so.
-        return AuthError(
-            f"{text}. The credentials have expired: log in again, or renew what gives them",
-            retryable=True,
-        )
-    if code in _AUTH:
-        return AuthError(
-            f"{text}. AWS does not accept the credentials: look at AWS_PROFILE and the region"
-        )
-    if code in _FORBIDDEN:
-        return ForbiddenError(
-            f"{text}. The package has the policies that are needed: launcher_policy.json and "
-            "role_policy.json"
-        )
-    if isinstance(status, int) and status >= 500:
-        return UnavailableError(text)
-    if code in {
-        "InternalFailure",
-        "InternalError",
-        "ServiceUnavailable",
-        "ServiceUnavailableException",
-    }:
+        wanted = str(metadata.get("HTTPHeaders", {}).get("retry-after", ""))
+        known = wanted.isdecimal() and len(wanted) < 6
+        return ThrottledError(text, retry_after=float(wanted) if known else None)
+    for codes, kind, advice in _REFUSALS:
+        if code in codes.split():
+            return kind(f"{text}. {advice}")
+    if status >= 500:
         return UnavailableError(text)
     if code.startswith("Validation") or code == "InvalidObjectState" or status == 400:
         return InvalidRequestError(text)
@@ -257,23 +201,3 @@ def _about(code: str, message: str) -> type[BackendError] | None:
     if code == "ValidationException" and _HAS_ENDED.search(message):
         return EndedError
     return None
-
-
-def _quota(text: str, message: str) -> str:
-    known = quota_in(message)
-    if known is None:
-        return f"{text}. Ask for more in the console of Service Quotas, or wait with quota_timeout="
-    return (
-        f"{text}. The quota of {known['type']} ({known['use']}) is {known['quota']}, of which "
-        f"{known['used']} are in use: ask for more in the console of Service Quotas, choose "
-        "another type, or wait with quota_timeout= (a job that was stopped frees its quota some "
-        "minutes later)"
-    )
-
-
-def _seconds(headers: Mapping[str, str]) -> float | None:
-    try:
-        seconds = float(headers.get("retry-after", ""))
-    except (TypeError, ValueError):
-        return None
-    return seconds if 0 <= seconds < 86_400 else None

@@ -15,7 +15,7 @@ ANSWER_BYTES = 64 * 1024 * 1024
 _PIECE = 1 << 16
 
 
-def bound_answers(client: Any, up: Callable[[], float], *, ours: bool) -> None:
+def bound_answers(client: Any, up: Callable[[], float]) -> None:
     """Make a boto3 client raise a botocore error for an answer that is too large or too slow.
 
     May be called again with the same client.
@@ -24,19 +24,17 @@ def bound_answers(client: Any, up: Callable[[], float], *, ours: bool) -> None:
         client: The client.
         up: Returns the time (of ``time.monotonic``) by which the answer to a request that is sent
             now must be complete.
-        ours: Whether to limit streamed answers and headers too. False for a client that was handed
-            in, which other code may use as well.
     """
-    endpoint = getattr(client, "_endpoint", None)  # botocore has no event before it reads
-    if endpoint is None or isinstance(session := endpoint.http_session, _Session):
+    endpoint = client._endpoint  # noqa: SLF001 - botocore has no event before it reads
+    session = endpoint.http_session
+    if isinstance(session, _Session):
         return
-    if ours:
-        pools = session._pool_classes_by_scheme.items()  # noqa: SLF001 - botocore has no other way
-        session._pool_classes_by_scheme = {  # noqa: SLF001
-            scheme: in_time(pool, up) for scheme, pool in pools
-        }
-        session._manager.pool_classes_by_scheme = session._pool_classes_by_scheme  # noqa: SLF001
-    endpoint.http_session = _Session(session, up, streams=ours)
+    pools = session._pool_classes_by_scheme.items()  # noqa: SLF001 - botocore has no other way
+    session._pool_classes_by_scheme = {  # noqa: SLF001
+        scheme: in_time(pool, up) for scheme, pool in pools
+    }
+    session._manager.pool_classes_by_scheme = session._pool_classes_by_scheme  # noqa: SLF001
+    endpoint.http_session = _Session(session, up)
 
 
 def bound_clients(session: Any, up: Callable[[], float]) -> None:
@@ -48,7 +46,7 @@ def bound_clients(session: Any, up: Callable[[], float]) -> None:
     class Bounded:
         def __init__(self, *arguments: Any, **more: Any) -> None:
             super().__init__(*arguments, **more)
-            bound_answers(self, up, ours=True)
+            bound_answers(self, up)
 
     session.events.register(
         "creating-client-class", lambda base_classes, **_: base_classes.insert(0, Bounded)
@@ -58,10 +56,9 @@ def bound_clients(session: Any, up: Callable[[], float]) -> None:
 class _Session:
     """botocore's HTTP session, with limited answers."""
 
-    def __init__(self, session: Any, up: Callable[[], float], *, streams: bool) -> None:
+    def __init__(self, session: Any, up: Callable[[], float]) -> None:
         self._session = session
         self._up = up
-        self._streams = streams
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
@@ -70,8 +67,7 @@ class _Session:
         streamed, request.stream_output = request.stream_output, True
         up = self._up()
         answer = self._session.send(request)
-        if not streamed or self._streams or answer.status_code >= 300:
-            answer.raw = _Body(answer.raw, up)
+        answer.raw = _Body(answer.raw, up)
         if not streamed:
             answer.content  # noqa: B018 - this reads the answer
         return answer

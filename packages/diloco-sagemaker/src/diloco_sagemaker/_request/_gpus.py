@@ -68,23 +68,18 @@ def choose_instance(gpu: str | None, *, gpu_type: str, cpu_type: str) -> str:
             )
         return wanted.name.lower()
     if wanted.name == ANY:
-        if gpus_of(gpu_type) >= wanted.count:
-            return gpu_type
         types = {kind: count for model in MODELS.values() for kind, count in model.items()}
-        fitting = sorted(
-            (kind for kind, count in types.items() if count >= wanted.count),
-            key=lambda kind: types[kind],
-        )
-    else:
-        model = MODELS.get(wanted.name.upper())
-        if model is None:
-            raise InvalidRequestError(
-                f"gpu={gpu!r}: there is no GPU {wanted.name!r} on SageMaker; known are "
-                f"{', '.join([*sorted(MODELS), ANY])}, and every instance type, such as "
-                "'ml.g5.12xlarge'"
-            )
+        if types.get(gpu_type, 0) >= wanted.count:
+            return gpu_type
+    elif (model := MODELS.get(wanted.name.upper())) is not None:
         types = dict(model)
-        fitting = [kind for kind, count in model.items() if count >= wanted.count]
+    else:
+        raise InvalidRequestError(
+            f"gpu={gpu!r}: there is no GPU {wanted.name!r} on SageMaker; known are "
+            f"{', '.join([*sorted(MODELS), ANY])}, and every instance type, such as "
+            "'ml.g5.12xlarge'"
+        )
+    fitting = [kind for kind in sorted(types, key=types.__getitem__) if types[kind] >= wanted.count]
     if not fitting:
         raise InvalidRequestError(
             f"gpu={gpu!r}: an instance has at most {max(types.values())} of these, and a replica "
@@ -93,39 +88,6 @@ def choose_instance(gpu: str | None, *, gpu_type: str, cpu_type: str) -> str:
     return fitting[0]
 
 
-def has_gpus(instance_type: str, gpu: str) -> bool:
-    """Return whether a type has what ``gpu=`` asks for.
-
-    :func:`choose_instance` must have accepted the value of ``gpu=``.
-    """
-    wanted = parse_gpu(gpu)
-    if wanted.name.lower().startswith("ml."):
-        return wanted.name.lower() == instance_type
-    if wanted.name == ANY:
-        return gpus_of(instance_type) >= wanted.count
-    return MODELS[wanted.name.upper()].get(instance_type, 0) >= wanted.count
-
-
-def gpus_of(instance_type: str) -> int:
-    """Return the number of GPUs of a type; 0 if it has none, or is not known here."""
-    return max((model.get(instance_type, 0) for model in MODELS.values()), default=0)
-
-
 def has_local_storage(instance_type: str) -> bool:
     """Return whether the storage of a type is fixed, so that no volume can be asked for."""
     return instance_type.removeprefix("ml.").partition(".")[0] in _LOCAL_STORAGE
-
-
-def other_types(instance_type: str) -> tuple[str, ...]:
-    """Return other types with as many GPUs, for when no instance of this one is available."""
-    models = list(MODELS)
-    model = next((name for name in models if instance_type in MODELS[name]), None)
-    if model is None:
-        return ()
-    count = MODELS[model][instance_type]
-    same = [kind for kind, number in MODELS[model].items() if number >= count]
-    # The next newer models first: GPUs of older ones may be too small.
-    place = models.index(model)
-    order = [*models[place:], *reversed(models[:place])]
-    alike = [kind for name in order for kind, number in MODELS[name].items() if number == count]
-    return tuple(dict.fromkeys(kind for kind in [*same, *alike] if kind != instance_type))[:4]

@@ -6,15 +6,16 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from diloco_protocol import InvalidRequestError, ReplicaSpec, RunRequest, spec_to_environment
 from diloco_protocol.backend import variables_to_strings
 
 from . import _names as names
-from ._gpus import choose_instance, gpus_of, has_gpus, has_local_storage
+from ._gpus import choose_instance, has_local_storage
 from ._model import check_request
-from ._options import DAY, GPU_TYPE, LONGEST_RUN, VOLUME_GB, SageMakerOptions
+from ._options import DAY, GPU_TYPE, LONGEST_RUN, VOLUME_GB, SageMakerOptions, check_tags
 from ._overlay import apply_overlay
 
 MESSAGE_BYTES = 900
@@ -31,7 +32,8 @@ _SPOT_LIVES = 10
 
 After an interruption the next attempt has the whole timeout again.
 """
-_PIECE = 2500
+PIECE = 2500
+"""Bytes of each hyperparameter that holds a piece of a text."""
 _MOST_STRINGS = 99  # one less than the service allows
 _VARIABLE = 512  # characters of a name, and of a value
 _MOST_VARIABLES = 100
@@ -98,11 +100,11 @@ def _of_rank(
 
 
 def _pieces(spec: ReplicaSpec, most: int) -> dict[str, str]:
-    pieces = spec_to_environment(spec, piece_bytes=_PIECE)
+    pieces = spec_to_environment(spec, piece_bytes=PIECE)
     if len(pieces) > most:
         raise InvalidRequestError(
             f"what each replica is told is {len(spec.to_json())} bytes of JSON, and the "
-            f"hyperparameters of a job have room for about {max(0, most) * _PIECE * 3 // 4} of it: "
+            f"hyperparameters of a job have room for about {max(0, most) * PIECE * 3 // 4} of it: "
             "put what is large into a file in S3, and pass its URI in entrypoint_args"
         )
     return pieces
@@ -122,8 +124,8 @@ def _shared(request: RunRequest, options: SageMakerOptions) -> dict[str, Any]:
         "AlgorithmSpecification": _algorithm(request, options, counted=again),
         "RoleArn": options.role_arn,
         "OutputDataConfig": {"S3OutputPath": options.output_s3_path, "CompressionType": "NONE"},
-        "ResourceConfig": _resources(request, options, instance, spot=spot),
-        "StoppingCondition": _stopping(request, options, instance, spot=spot),
+        "ResourceConfig": _resources(options, instance),
+        "StoppingCondition": _stopping(request, options, spot=spot),
         "EnableNetworkIsolation": False,
         "EnableManagedSpotTraining": spot,
         "HyperParameters": {
@@ -140,32 +142,16 @@ def _shared(request: RunRequest, options: SageMakerOptions) -> dict[str, Any]:
     long = {name: value for name, value in request.env.items() if name not in short}
     if short:
         job["Environment"] = short
-    job["HyperParameters"].update(variables_to_strings(long, piece_bytes=_PIECE))
-    if options.output_kms_key is not None:
-        job["OutputDataConfig"]["KmsKeyId"] = options.output_kms_key
+    job["HyperParameters"].update(variables_to_strings(long, piece_bytes=PIECE))
     if again:
         job["CheckpointConfig"] = {"S3Uri": "", "LocalPath": names.CHECKPOINT_FOLDER}
     if options.platform_retries:
         job["RetryStrategy"] = {"MaximumRetryAttempts": options.platform_retries}
-    if options.subnets is not None:
+    if options.subnets or options.security_group_ids:  # the model of the service needs both
         job["VpcConfig"] = {
             "SecurityGroupIds": list(options.security_group_ids or ()),
-            "Subnets": list(options.subnets),
+            "Subnets": list(options.subnets or ()),
         }
-    if options.channels:
-        job["InputDataConfig"] = [
-            {
-                "ChannelName": name,
-                "DataSource": {
-                    "S3DataSource": {
-                        "S3DataType": "S3Prefix",
-                        "S3Uri": uri,
-                        "S3DataDistributionType": "FullyReplicated",
-                    }
-                },
-            }
-            for name, uri in options.channels.items()
-        ]
     return job
 
 
@@ -175,12 +161,8 @@ def _short(variables: Mapping[str, str]) -> dict[str, str]:
     The others travel with the spec, and the runner sets them. See "Environment" in
     https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html
     """
-    fitting = [
-        (name, value)
-        for name, value in variables.items()
-        if len(name) <= _VARIABLE and len(value) <= _VARIABLE
-    ]
-    return dict(fitting[:_MOST_VARIABLES])
+    fitting = (item for item in variables.items() if max(map(len, item)) <= _VARIABLE)
+    return dict(islice(fitting, _MOST_VARIABLES))
 
 
 def _algorithm(request: RunRequest, options: SageMakerOptions, *, counted: bool) -> dict[str, Any]:
@@ -191,66 +173,27 @@ def _algorithm(request: RunRequest, options: SageMakerOptions, *, counted: bool)
     arguments += ["--restarts", str(request.max_restarts)]
     if counted:
         arguments += ["--attempts", f"{names.CHECKPOINT_FOLDER}/{names.ATTEMPTS_NAME}"]
-    algorithm: dict[str, Any] = {
+    return {
         "TrainingImage": options.image_uri,
         "TrainingInputMode": "File",
         "ContainerEntrypoint": list(options.command or ()),
         "ContainerArguments": arguments,
     }
-    if options.image_credentials_arn is not None:
-        algorithm["TrainingImageConfig"] = {
-            "TrainingRepositoryAccessMode": "Vpc",
-            "TrainingRepositoryAuthConfig": {
-                "TrainingRepositoryCredentialsProviderArn": options.image_credentials_arn
-            },
-        }
-    return algorithm
 
 
-def _resources(
-    request: RunRequest, options: SageMakerOptions, instance: str, *, spot: bool
-) -> dict[str, Any]:
-    preferred = options.instance_preferences
-    if preferred is not None and spot:
-        raise InvalidRequestError(
-            "instance_preferences cannot be had on spot: leave one of them out, or give "
-            "instance_type= in its place"
-        )
-    if options.keep_alive and spot:
-        raise InvalidRequestError("keep_alive cannot be had on spot: leave one of them out")
-    kinds = [instance] if preferred is None else list(preferred)
+def _resources(options: SageMakerOptions, instance: str) -> dict[str, Any]:
     resources: dict[str, Any] = {"InstanceCount": 1, "InstanceType": instance}
-    if preferred is not None:
-        resources = {
-            "InstancePreferences": [{"InstanceType": kind, "InstanceCount": 1} for kind in kinds]
-        }
-        if (gpu := request.gpu) is not None and (
-            lacks := [kind for kind in kinds if not has_gpus(kind, gpu)]
-        ):
-            raise InvalidRequestError(
-                f"gpu={gpu!r}: instance_preferences has {lacks[0]}, which does not have that: "
-                "leave gpu= out, or have only types that do"
-            )
-    size, key = options.volume_size_gb, options.volume_kms_key
-    if not all(has_local_storage(kind) for kind in kinds):
-        resources["VolumeSizeInGB"] = int(VOLUME_GB) if size is None else size
-        if key is not None:
-            resources["VolumeKmsKeyId"] = key
-    elif size is not None or key is not None:
+    if not has_local_storage(instance):
+        resources["VolumeSizeInGB"] = options.volume_size_gb or int(VOLUME_GB)
+    elif options.volume_size_gb is not None:
         raise InvalidRequestError(
-            f"{'volume_kms_key' if size is None else 'volume_size_gb'} has no effect on "
-            f"{', '.join(kinds)}, with storage of a fixed size and no volume: leave it out"
+            f"volume_size_gb has no effect on {instance}, with storage of a fixed size and no "
+            "volume: leave it out"
         )
-    if options.keep_alive:
-        resources["KeepAlivePeriodInSeconds"] = options.keep_alive
-    if options.training_plan_arn is not None:
-        resources["TrainingPlanArn"] = options.training_plan_arn
     return resources
 
 
-def _stopping(
-    request: RunRequest, options: SageMakerOptions, instance: str, *, spot: bool
-) -> dict[str, int]:
+def _stopping(request: RunRequest, options: SageMakerOptions, *, spot: bool) -> dict[str, int]:
     """Return the service's own deadlines: backstops, since the runner ends overdue programs."""
     timeout = request.timeout or 0.0
     runtime = math.ceil((timeout + options.grace) * (1 + request.max_restarts) + _MARGIN)
@@ -268,22 +211,11 @@ def _stopping(
         wait = DAY if options.pending_timeout is None else options.pending_timeout
         stopping["MaxWaitTimeInSeconds"] = min(LONGEST_RUN, runtime + wait)
     elif options.pending_timeout is not None:
-        kinds = options.instance_preferences or (instance,)
-        if not all(gpus_of(kind) for kind in kinds):
-            raise InvalidRequestError(
-                f"pending_timeout={options.pending_timeout} can be had only on types with GPUs, "
-                f"not on {', '.join(kinds)}, or on spot"
-            )
         stopping["MaxPendingTimeInSeconds"] = options.pending_timeout
     return stopping
 
 
 def _tags(request: RunRequest, options: SageMakerOptions) -> list[dict[str, str]]:
     launch_tags = {names.TAG_RUN: request.run_id, names.TAG_COHORT: request.cohort}
-    if options.owner is not None:
-        launch_tags[names.TAG_OWNER] = options.owner
-    for key in request.labels:
-        if key.lower().startswith((names.TAG_PREFIX, "aws:")):
-            raise InvalidRequestError(f"labels may not set {key!r}: the launch or AWS sets it")
-    tags = {**(options.tags or {}), **request.labels, **launch_tags}
+    tags = {**(options.tags or {}), **check_tags("labels", request.labels), **launch_tags}
     return [{"Key": key, "Value": value} for key, value in tags.items()]

@@ -25,7 +25,6 @@ TAG_PREFIX = "diloco:"
 TAG_RUN = "diloco:run-id"
 TAG_RANK = "diloco:rank"
 TAG_COHORT = "diloco:cohort"
-TAG_OWNER = "diloco:owner"
 TAG_CANCELLED = "diloco:cancelled"
 
 #: Files in the container, at the places where SageMaker writes or reads them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
@@ -23,7 +24,6 @@ from diloco_protocol.backend import (
     check_names,
     check_restarts,
     check_run_prefix,
-    check_text,
     check_texts,
     check_variables,
     details,
@@ -34,19 +34,16 @@ from diloco_protocol.backend import (
     whole,
 )
 
-from ._model import instance_types, some_of
 from ._names import TAG_PREFIX
 
 GPU_TYPE, VOLUME_GB = "ml.g5.2xlarge", "100"  # what is used if the options do not say
 DAY = 86_400
-_OWN = "one of the executor's own"  # shown for clients and the session
 LONGEST_RUN = 28 * DAY  # seconds; the service's limit of MaxRuntimeInSeconds
 LONGEST_GRACE = (
     110.0  # SageMaker kills 120 s after SIGTERM, and the runner has to report before that
 )
 
 _ENDPOINT = re.compile(r"https?://[^\s/?#@\ud800-\udfff]+(?:/[^\s@\ud800-\udfff]*)?", re.ASCII)
-_CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
 
 def _shown(value: object, name: str) -> str:
@@ -77,6 +74,9 @@ _check_place = text_like(
     "dots and dashes)",
     _shown,
 )
+_check_type = text_like(
+    r"ml\.[a-z0-9-]+\.[a-z0-9-]+", "an instance type for training, such as 'ml.g5.2xlarge'"
+)
 check_region_name = text_like("[A-Za-z0-9-]+", "the name of a region, such as 'eu-west-1'")
 
 
@@ -84,26 +84,8 @@ def _check_s3(name: str, value: object) -> str:
     return _check_place(name, value).rstrip("/")
 
 
-def _check_type(name: str, value: object) -> str:
-    if not isinstance(value, str) or value not in instance_types():
-        raise InvalidRequestError(
-            f"{name} must be an instance type for training that this version of botocore knows, "
-            f"not {shown(value)}; it knows "
-            f"{some_of(instance_types(), value if isinstance(value, str) else '')}"
-        )
-    return value
-
-
-def _check_types(name: str, values: object) -> tuple[str, ...]:
-    types = check_names(name, values)
-    if not 1 <= len(types) <= 5:
-        raise InvalidRequestError(
-            f"{name} must be a list of 1 to 5 instance types, not {shown(types)}"
-        )
-    return tuple(_check_type(f"{name}[{number}]", kind) for number, kind in enumerate(types))
-
-
-def _check_tags(name: str, values: object) -> dict[str, str]:
+def check_tags(name: str, values: object) -> dict[str, str]:
+    """Refuse tags with keys that the launch or AWS sets."""
     tags = check_texts(name, values)
     for key in tags:
         if key.lower().startswith((TAG_PREFIX, "aws:")):
@@ -111,53 +93,22 @@ def _check_tags(name: str, values: object) -> dict[str, str]:
     return tags
 
 
-def _check_channels(name: str, values: object) -> dict[str, str]:
-    channels = check_texts(name, values)
-    for channel, uri in channels.items():
-        if not _CHANNEL.fullmatch(channel):
-            raise InvalidRequestError(
-                f"{name} has the channel {channel!r}: 1 to 64 letters, digits, '.', '_' and '-' "
-                "are allowed"
-            )
-        _check_s3(f"{name}[{channel!r}]", uri)
-    return channels
-
-
 def check_endpoint(name: str, value: object) -> str:
     """Refuse an address without a scheme, with a user and password, or with an invalid port."""
-    if not isinstance(value, str) or not _ENDPOINT.fullmatch(value) or not _has_port(value):
-        raise InvalidRequestError(
-            f"{name} must be an address with its scheme, such as 'http://127.0.0.1:4566', not "
-            f"{_shown(value, name)}"
-        )
-    return value
-
-
-def _has_port(address: str) -> bool:
-    """Return whether the port of an address is valid, if the address has one."""
-    try:
-        return urlsplit(address).port != 0
-    except ValueError:
-        return False
+    with contextlib.suppress(ValueError):  # of a port that is none
+        if isinstance(value, str) and _ENDPOINT.fullmatch(value) and urlsplit(value).port != 0:
+            return value
+    raise InvalidRequestError(
+        f"{name} must be an address with its scheme, such as 'http://127.0.0.1:4566', not "
+        f"{_shown(value, name)}"
+    )
 
 
 def _check_session(name: str, value: object) -> Any:
     # All attributes that are used; an isinstance check would import boto3, which is slow.
-    used = ("client", "region_name", "profile_name", "get_available_regions", "_session")
-    if not all(hasattr(value, attribute) for attribute in used):
+    if not (hasattr(value, "client") and hasattr(value, "region_name")):
         raise InvalidRequestError(
             f"{name} must be a boto3.Session, not a value of type {type(value).__name__}"
-        )
-    return value
-
-
-def _check_client(name: str, value: object) -> Any:
-    service = name.removesuffix("_client")
-    model = getattr(getattr(value, "meta", None), "service_model", None)
-    if not hasattr(value, "meta") or getattr(model, "service_name", service) != service:
-        raise InvalidRequestError(
-            f"{name} must be a boto3 client, such as boto3.client({service!r}), not a value of "
-            f"type {type(value).__name__}"
         )
     return value
 
@@ -189,24 +140,17 @@ class SageMakerOptions(Options):
         image_uri: The replicas' container image, usually in ECR.
         output_s3_path: Where jobs write their results, each below its own name.
         instance_type: The instance type for GPUs of any model (``gpu="2"``), if it has enough of
-            them; not with ``instance_preferences``.
-        cpu_instance_type: The instance type if no GPU is asked for; with ``instance_preferences``,
-            only of the job with which ``check()`` tries a rendezvous.
+            them.
+        cpu_instance_type: The instance type if no GPU is asked for.
         volume_size_gb: Size of the volume in GB; not for types whose storage is fixed.
         run_id: Prefix of the names of runs that the caller does not name.
         region: The AWS region.
-        sagemaker_client: A boto3 client to use; its own retries stay as they are.
-        logs_client: A boto3 client of CloudWatch Logs to use.
-        s3_client: A boto3 client of S3 to use.
-        sts_client: A boto3 client of STS to use.
-        session: A ``boto3.Session`` to make the clients with.
-        endpoint_url: Address to use in place of AWS's for all services, such as that of a stand-in;
-            clients that are handed in keep their own.
+        session: A ``boto3.Session`` to make all clients with.
+        endpoint_url: Address to use in place of AWS's for all services, such as that of a stand-in.
         command: The command that starts the runner; the runner's own arguments are added at its
             end. SIGTERM must reach the runner, so the command must not be run by a shell.
         env: Environment variables for every launch; those of the launch itself win.
         tags: Tags of every job, for costs and policies.
-        owner: Value of the tag ``diloco:owner``.
         spot: Whether to use managed spot capacity if the launch does not say. Replicas may then be
             interrupted and started again.
         checkpoint_s3_path: Where ``/opt/ml/checkpoints`` is kept from one attempt to the next, each
@@ -221,20 +165,10 @@ class SageMakerOptions(Options):
             wait for that long too.
         quota_timeout: Seconds for which a launch waits for quota, since a stopped job frees its own
             only minutes later.
-        keep_alive: Seconds for which an instance is kept warm for the next job, up to 21600. It
-            costs money meanwhile, and its job cannot be purged.
         security_group_ids: Security groups of the jobs, together with ``subnets``.
         subnets: Subnets of the jobs. They must lead to S3 and CloudWatch, by a NAT or endpoints.
-        volume_kms_key: KMS key of the volume; not for types whose storage is fixed, which take
-            none.
-        output_kms_key: KMS key of what is written to S3.
-        instance_preferences: Up to 5 instance types, the most wanted first; SageMaker takes one
-            that is available. Not with spot. Each must have what ``gpu=`` asks for.
-        training_plan_arn: A training plan (reserved capacity) to run in.
-        channels: Name → place in S3, which replicas find below ``/opt/ml/input/data/NAME``.
-        image_credentials_arn: The Lambda function with the credentials of a private registry that
-            is not ECR; needs ``subnets``.
-        request_overlay: Fields of CreateTrainingJob that are merged over the executor's own.
+        request_overlay: Fields of CreateTrainingJob that are merged over the executor's own: KMS
+            keys, input channels, a training plan, a warm pool, credentials of a registry.
         grace: Seconds between SIGTERM and SIGKILL, at most 110.
         request_timeout: Seconds for a connection, and for the next piece of an answer; a whole
             answer has ten times as many.
@@ -259,16 +193,13 @@ class SageMakerOptions(Options):
     volume_size_gb: int | None = option(None, check=whole(1, 16_384), shown=VOLUME_GB)
     run_id: str | None = option(None, check=check_run_prefix, shown="run")
     region: str | None = option(None, check=check_region_name, shown="the session's")
-    sagemaker_client: Any = option(None, check=_check_client, type="client", shown=_OWN)
-    logs_client: Any = option(None, check=_check_client, type="client", shown=_OWN)
-    s3_client: Any = option(None, check=_check_client, type="client", shown=_OWN)
-    sts_client: Any = option(None, check=_check_client, type="client", shown=_OWN)
-    session: Any = option(None, check=_check_session, type="boto3.Session", shown=_OWN)
+    session: Any = option(
+        None, check=_check_session, type="boto3.Session", shown="one of the executor's own"
+    )
     endpoint_url: str | None = option(None, check=check_endpoint, shown="AWS")
     command: Sequence[str] | None = option(None, check=check_command, shown=" ".join(RUNNER))
     env: Mapping[str, str] | None = option(None, check=check_variables)
-    tags: Mapping[str, str] | None = option(None, check=_check_tags)
-    owner: str | None = option(None, check=check_text)
+    tags: Mapping[str, str] | None = option(None, check=check_tags)
     spot: bool = option(False, check=check_flag)
     checkpoint_s3_path: str | None = option(None, check=_check_s3, shown="below `output_s3_path`")
     max_restarts: int = option(0, check=check_restarts)
@@ -277,15 +208,8 @@ class SageMakerOptions(Options):
         None, check=whole(0, LONGEST_RUN), shown="with spot a day, else SageMaker's own"
     )
     quota_timeout: float = option(0.0, check=seconds(DAY))
-    keep_alive: int = option(0, check=whole(0, 21_600))
     security_group_ids: Sequence[str] | None = option(None, check=check_names)
     subnets: Sequence[str] | None = option(None, check=check_names)
-    volume_kms_key: str | None = option(None, check=check_text)
-    output_kms_key: str | None = option(None, check=check_text)
-    instance_preferences: Sequence[str] | None = option(None, check=_check_types)
-    training_plan_arn: str | None = option(None, check=check_text)
-    channels: Mapping[str, str] | None = option(None, check=_check_channels)
-    image_credentials_arn: str | None = option(None, check=check_text)
     request_overlay: Mapping[str, Any] | None = option(
         None, check=_check_overlay, type="part of a request"
     )
@@ -296,28 +220,3 @@ class SageMakerOptions(Options):
     journal: RunJournal | None = option(None, check=check_journal)
     backoff: Backoff | None = option(None, check=check_backoff, shown="1 s to 20 s")
     clock: Callable[[], float] = option(time.time, check=check_callable, hidden=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        places = {"region": self.region}
-        for name in ("sagemaker_client", "logs_client"):  # buckets may be in other regions
-            client = getattr(self, name)
-            places[name] = None if client is None else getattr(client.meta, "region_name", None)
-        regions = {name: region for name, region in places.items() if region is not None}
-        if len(set(regions.values())) > 1:
-            text = ", ".join(f"{name} is in {shown(region)}" for name, region in regions.items())
-            raise InvalidRequestError(f"jobs and their logs are in one region, and {text}")
-        if (self.subnets is None) != (self.security_group_ids is None):
-            raise InvalidRequestError(
-                "subnets and security_group_ids belong together: give both or none"
-            )
-        if self.instance_preferences is not None and self.instance_type is not None:
-            raise InvalidRequestError(
-                f"instance_type={self.instance_type!r} is for launches without "
-                "instance_preferences: leave one of them out"
-            )
-        if self.image_credentials_arn is not None and self.subnets is None:
-            raise InvalidRequestError(
-                "image_credentials_arn needs subnets and security_group_ids: SageMaker pulls from "
-                "such registries only in a VPC"
-            )

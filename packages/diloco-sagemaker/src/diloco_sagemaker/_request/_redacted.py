@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,9 @@ from diloco_protocol.backend import (
     variables_to_strings,
 )
 
-_PIECE = 2500
+from ._job_requests import PIECE
+
+_PIECE_NAME = re.compile(r"DILOCO_(SPEC|ENV)_[0-9]+")  # of the spec, or of the long variables
 
 
 def redacted_job(job: Mapping[str, Any], spec: ReplicaSpec) -> dict[str, Any]:
@@ -25,16 +28,12 @@ def redacted_job(job: Mapping[str, Any], spec: ReplicaSpec) -> dict[str, Any]:
     long = variables_from_strings(job["HyperParameters"])
     shown = {name: redact(name, value) for name, value in long.items()}
     encoded = {
-        **spec_to_environment(redact_spec(spec), piece_bytes=_PIECE),
-        **variables_to_strings(shown, piece_bytes=_PIECE),
+        **spec_to_environment(redact_spec(spec), piece_bytes=PIECE),
+        **variables_to_strings(shown, piece_bytes=PIECE),
     }
-    plain = {name: text for name, text in job["HyperParameters"].items() if not _is_piece(name)}
+    strings = job["HyperParameters"].items()
+    plain = {name: text for name, text in strings if not _PIECE_NAME.fullmatch(name)}
     return {**job, "HyperParameters": {**encoded, **plain}}
-
-
-def _is_piece(name: str) -> bool:
-    """Return whether a hyperparameter holds a piece of the spec, or of the long variables."""
-    return name.rpartition("_")[2].isdecimal() and name.startswith(("DILOCO_SPEC_", "DILOCO_ENV_"))
 
 
 def secret_names(job: Mapping[str, Any]) -> list[str]:

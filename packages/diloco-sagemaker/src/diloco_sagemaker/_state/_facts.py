@@ -67,11 +67,9 @@ class JobFacts(Summary):
         strings: Those of its hyperparameters that are the record of the launch.
         output: OutputDataConfig.S3OutputPath.
         checkpoints: CheckpointConfig.S3Uri, or empty.
-        instance: The instance type that it has, or asks for.
+        instance: Its instance type.
         billable: Billable seconds; None if unknown.
-        metrics: Final metrics by name.
         tags: Its tags; None if the answer leaves them out.
-        warm_pool: Status of its warm pool, or empty.
         most_pending: StoppingCondition.MaxPendingTimeInSeconds, if it has one.
     """
 
@@ -85,9 +83,7 @@ class JobFacts(Summary):
     checkpoints: str = ""
     instance: str = ""
     billable: int | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
     tags: Mapping[str, str] | None = None
-    warm_pool: str = ""
     most_pending: int | None = None
 
     @property
@@ -164,9 +160,6 @@ def read_job(record: Mapping[str, Any]) -> JobFacts:
     """Read an answer of DescribeTrainingJob, or the TrainingJob in a result of Search."""
     base = read_summary(record)
     resources = record.get("ResourceConfig") or {}
-    preferred = [
-        item.get("InstanceType", "") for item in resources.get("InstancePreferences") or []
-    ]
     tags = record.get("Tags")
     strings = record.get("HyperParameters") or {}
     return JobFacts(
@@ -191,17 +184,9 @@ def read_job(record: Mapping[str, Any]) -> JobFacts:
         strings={key: strings[key][:_LONGEST] for key in names.RECORD if key in strings},
         output=(record.get("OutputDataConfig") or {}).get("S3OutputPath", ""),
         checkpoints=(record.get("CheckpointConfig") or {}).get("S3Uri", ""),
-        instance=resources.get("SelectedInstanceType")
-        or resources.get("InstanceType")
-        or ", ".join(preferred),
+        instance=resources.get("InstanceType") or "",
         billable=record.get("BillableTimeInSeconds"),
-        metrics={
-            metric["MetricName"]: float(metric["Value"])
-            for metric in record.get("FinalMetricDataList") or []
-            if "MetricName" in metric and "Value" in metric
-        },
         tags=None if tags is None else {tag.get("Key", ""): tag.get("Value", "") for tag in tags},
-        warm_pool=(record.get("WarmPoolStatus") or {}).get("Status", ""),
         most_pending=(record.get("StoppingCondition") or {}).get("MaxPendingTimeInSeconds"),
     )
 

@@ -18,8 +18,6 @@ _UNSEEN = re.compile(
 )
 _LATEST = 253_402_300_799_999  # the end of the year 9999, in milliseconds
 _KEYS = frozenset({"job_name", "region", "account", "created"})
-_LONGEST = 200
-"""The most characters of a text in a handle, more than any name that AWS gives has."""
 
 
 def make_handle(
@@ -64,13 +62,6 @@ def check_handle(handle: ReplicaHandle) -> None:
         InvalidRequestError: It lacks something that is needed to find its job.
     """
     check_metadata(handle, "a training job", _KEYS)
-    # Checked before the texts are used in messages, where they would not be cut.
-    longest = max(len(handle.metadata[key]) for key in _KEYS)
-    if longest > _LONGEST:
-        raise InvalidRequestError(
-            f"this handle does not lead to a training job: its metadata has a text of {longest} "
-            "characters"
-        )
     name = handle.metadata["job_name"]
     if names.parse_job_name(name) != (handle.run_id, handle.rank):
         raise InvalidRequestError(
@@ -106,15 +97,6 @@ def is_of(handle: ReplicaHandle, job: JobFacts) -> bool:
             and (match["at"] is None or same_life(int(match["at"]), job.created))
         )
     return created is not None and same_life(created, job.created)
-
-
-def may_be_sibling(handle: ReplicaHandle, job: JobFacts) -> bool:
-    """Return whether a job may be of the run of a handle whose own job was never looked at.
-
-    It may if it is of the handle's launch, or of another launch with the same fingerprint.
-    """
-    match = _UNSEEN.fullmatch(handle.metadata["created"])
-    return match is not None and job.fingerprint.startswith(match["print"])
 
 
 def may_be_of(handle: ReplicaHandle, summary: Summary) -> bool:

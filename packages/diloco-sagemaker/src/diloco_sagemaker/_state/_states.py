@@ -18,7 +18,6 @@ from diloco_protocol import (
 from diloco_protocol.backend import shown, signal_name
 
 from .._request import _names as names
-from .._request._gpus import other_types
 from ._facts import ALIVE, ENDED, JobFacts, Transition
 
 # The last three are no longer used, but may still be in old records.
@@ -173,11 +172,9 @@ def _explained(job: JobFacts) -> str:
     text = job.failure or "the job failed, and SageMaker does not say why"
     if not job.failure.startswith("CapacityError"):
         return text
-    others = other_types(job.instance)
-    also = f"; as many GPUs are in {', '.join(others)}" if others else ""
     return (
-        f"{text} There was no {job.instance or 'instance'} to be had in this region{also}. "
-        "Spot, a training plan or a longer pending_timeout= may help"
+        f"{text} There was no {job.instance or 'instance'} to be had in this region. Another type, "
+        "spot, a training plan or a longer pending_timeout= may help"
     )
 
 
@@ -221,7 +218,6 @@ def _native(job: JobFacts) -> str:
     words = [f"{job.status}/{job.secondary}" if job.secondary else job.status]
     if job.billable is not None:
         words.append(f"billable {job.billable} s")
-    words += [f"{name}={value:g}" for name, value in job.metrics.items()]
     if job.failure and outcome_in(job.failure) is None:
         words.append(job.failure)
     return "; ".join(words)

@@ -10,20 +10,17 @@ from typing import Any
 
 from diloco_protocol import (
     BackendError,
-    Backoff,
     QuotaExceededError,
     RunConflictError,
     ThrottledError,
     UnavailableError,
 )
-from diloco_protocol.backend import Patiently
 
-from .._client._answers import tries
 from .._client._errors import MissingError, TakenError, UnreachedError
-from .._client._jobs import Jobs
 from .._client._parallel import AT_ONCE
 from .._request import _names as names
 from .._state._facts import ENDED, JobFacts, Summary, same_life
+from ._runs import Runs
 
 _TAKEN_BACK = frozenset({"Stopping", "Stopped", "Deleting"})
 _OVER = ENDED | _TAKEN_BACK
@@ -115,10 +112,6 @@ class Launch:
             f"launch it again, end what is left of it with cancel_run({run_id!r}), and purge it"
         )
 
-    def checkpoints(self, job_name: str) -> str:
-        """Return the URI of a job's checkpoints; empty if it keeps none."""
-        return str(self.requests[job_name].get("CheckpointConfig", {}).get("S3Uri", ""))
-
     def fingerprint(self, job_name: str) -> str:
         """Return the fingerprint that a job of this launch carries."""
         return str(self.requests[job_name]["HyperParameters"][names.FINGERPRINT])
@@ -127,12 +120,10 @@ class Launch:
 class Launcher:
     """Creates the jobs of runs."""
 
-    def __init__(self, jobs: Jobs, backoff: Backoff, patience: float, patiently: Patiently) -> None:
-        self._client = jobs.client
-        self._jobs = jobs
-        self._backoff = backoff
-        self._patience = patience
-        self._patiently = patiently
+    def __init__(self, runs: Runs) -> None:
+        self._client, self._jobs = runs.client, runs.jobs
+        self._backoff, self._patiently = runs.backoff, runs.patiently
+        self._patience = runs.options.retry_timeout
 
     def _look(self, launch: Launch, run_id: str) -> None:
         """Find out what an earlier try has created; creates nothing.
@@ -256,8 +247,7 @@ class Launcher:
         try:
             self._client.create(launch.requests[name])
         except TakenError:
-            # Unless the client has tried before by itself, this call has created nothing.
-            return self._meet(launch, name, Made.UNSURE if tries.get() > 1 else before)
+            return self._meet(launch, name, before)  # this call has created nothing
         except UnreachedError as error:
             launch.made[name] = before
             return error

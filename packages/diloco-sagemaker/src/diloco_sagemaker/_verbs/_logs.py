@@ -5,27 +5,26 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
 from diloco_protocol import (
     AuthError,
     BackendError,
-    Backoff,
     ForbiddenError,
     LogQuery,
+    ReplicaHandle,
     ReplicaNotFoundError,
     UnavailableError,
     retry,
 )
 from diloco_protocol.backend import LogEnd, Look, follow, shown, split_lines
 
-from .._client._calls import Client
 from .._client._errors import NOT_ITS_OWN, MissingError
 from .._request._names import log_url
-from .._request._options import SageMakerOptions
-from .._state._facts import ENDED, JobFacts
+from .._state._facts import ENDED
+from ._runs import Runs
 
 T = TypeVar("T")
 _SLACK = 120_000  # milliseconds by which a stream may be older than its job
@@ -33,26 +32,18 @@ MOST_STREAMS = 10_000  # of a job; each of its attempts has one
 _MOST_EMPTY = 10_000  # pages, one after another
 
 
-@dataclass
 class JobLog:
-    """The log of one job. Not thread-safe.
+    """The log of a replica's job. Not thread-safe.
 
-    Attributes:
-        client: Makes the calls to AWS.
-        look: Returns the job as it is now; raises ReplicaNotFoundError if it is gone, in which case
-            another job may have its name.
-        backoff: Pauses while following, and between tries.
-        options: Its ``retry_timeout``, ``clock`` and ``log_delay``.
+    Raises:
+        ReplicaNotFoundError: The job is gone; another one may have its name.
     """
 
-    client: Client
-    look: Callable[[], JobFacts]
-    backoff: Backoff
-    options: SageMakerOptions
-    _following: bool = False
-
-    def __post_init__(self) -> None:
-        self._job = self.look()
+    def __init__(self, runs: Runs, handle: ReplicaHandle) -> None:
+        self._client, self._backoff, self._options = runs.client, runs.backoff, runs.options
+        self._look = partial(runs.job, handle)
+        self._job = self._look()
+        self._following = False
 
     def lines(self, query: LogQuery) -> Iterator[str]:
         """Yield the lines that a query asks for.
@@ -87,8 +78,8 @@ class JobLog:
                     yield from _lines(events, query)
             return Look(arrived)
 
-        end = LogEnd(seconds=self.options.log_delay)
-        yield from follow(query, read, ended, self.backoff, self.options.clock, end)
+        end = LogEnd(seconds=self._options.log_delay)
+        yield from follow(query, read, ended, self._backoff, self._options.clock, end)
 
     def _streams(self) -> list[str]:
         """List this job's streams in order of name, without those of an earlier job of this name.
@@ -99,12 +90,12 @@ class JobLog:
         since = self._job.created - _SLACK
 
         def look() -> list[str]:
-            streams = self.client.log_streams(self._job.name)
+            streams = self._client.log_streams(self._job.name)
             job_streams = (stream for stream, created in streams if created >= since)
             return list(islice(job_streams, MOST_STREAMS + 1))
 
         stream_names = self._patiently(look)
-        self._job = self._patiently(self.look)
+        self._job = self._patiently(self._look)
         if len(stream_names) > MOST_STREAMS:
             raise BackendError(
                 f"the training job {self._job.name} has more than {MOST_STREAMS} log streams. "
@@ -160,7 +151,7 @@ class JobLog:
 
     def _page(self, stream: str, **query: Any) -> dict[str, Any]:
         try:
-            return self._patiently(lambda: self.client.log_events(stream, **query))
+            return self._patiently(lambda: self._client.log_events(stream, **query))
         except MissingError:  # the stream was deleted while it was read
             if not self._following:
                 raise
@@ -168,13 +159,13 @@ class JobLog:
 
     def _patiently(self, call: Callable[[], T]) -> T:
         try:
-            return retry(call, self.backoff, timeout=self.options.retry_timeout)
+            return retry(call, self._backoff, timeout=self._options.retry_timeout)
         except (ForbiddenError, AuthError) as error:
             kind = type(error)
             raise kind(f"{error}. {self._place()}") from error
 
     def _place(self) -> str:
-        return f"The log is at {log_url(self.client.region, self._job.name)}"
+        return f"The log is at {log_url(self._client.region, self._job.name)}"
 
 
 def _lines(events: list[dict[str, Any]], query: LogQuery) -> Iterator[str]:

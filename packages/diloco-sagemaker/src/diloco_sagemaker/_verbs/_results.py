@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 from diloco_protocol import (
     DilocoError,
     InvalidRequestError,
     Outcome,
-    ReplicaHandle,
     ResultLostError,
 )
 from diloco_protocol.backend import OUTCOME_BYTES
@@ -26,8 +24,7 @@ _SLACK = 60.0  # seconds by which the clocks of S3 and of SageMaker may differ
 def place_of(job: JobFacts) -> tuple[str, str]:
     """Return bucket and key of a job's outcome."""
     bucket, _, prefix = job.output.removeprefix("s3://").partition("/")
-    parts = [prefix.strip("/"), job.name, "output/model", names.OUTCOME_NAME]
-    return bucket, "/".join(part for part in parts if part)
+    return bucket, f"{prefix.strip('/')}/{job.name}/output/model/{names.OUTCOME_NAME}".strip("/")
 
 
 def remove_checkpoints(client: Client, job_name: str, uri: str) -> None:
@@ -81,15 +78,3 @@ def read_outcome(client: Client, job: JobFacts) -> Outcome:
     if outcome.exit_code != 0:
         raise ResultLostError(f"s3://{bucket}/{key} tells of exit code {outcome.exit_code}")
     return outcome
-
-
-def read_result(client: Client, handle: ReplicaHandle, job: JobFacts) -> Any:
-    """Read what the replica of a completed job returned; raises as :func:`read_outcome` does."""
-    try:
-        return read_outcome(client, job).result
-    except ResultLostError as error:
-        text = (
-            f"rank {handle.rank} of run {handle.run_id!r} succeeded, but its result cannot be "
-            f"read: {error}"
-        )
-        raise ResultLostError(text) from error

@@ -10,18 +10,16 @@ from collections.abc import Mapping
 
 from diloco_protocol import (
     BackendError,
-    Backoff,
-    ForbiddenError,
+    InvalidRequestError,
     ReplicaNotFoundError,
     retry,
 )
 
-from .._client._calls import Client
 from .._client._errors import EndedError, MissingError, TakenError
 from .._client._parallel import outcomes
-from .._state._facts import ENDED
 from ._launch import Launch, Made
 from ._results import remove_checkpoints
+from ._runs import Runs
 
 _SECONDS_TO_END = 600.0
 """Seconds to wait: SageMaker gives a job 120 s after SIGTERM, and then uploads its files."""
@@ -36,26 +34,27 @@ _ANOTHER = (
     "the training job %s is another launch's by now, and was stopped: it has taken the name "
     "between a look and the stop, or another user has stopped it"
 )
+_KEPT = (
+    "what the training job %s of a launch that failed has left in %s was not deleted, and the next "
+    "job of that name will go on from it: %s"
+)
 _log = logging.getLogger("diloco_sagemaker")
 
 
-def withdraw(
-    client: Client, launch: Launch, backoff: Backoff, patience: float
-) -> tuple[list[str], BaseException | None]:
+def withdraw(runs: Runs, launch: Launch) -> tuple[list[str], BaseException | None]:
     """End the jobs that a launch may have created, and delete them.
 
     Jobs of the same names that another launch has created are left alone.
 
     Args:
-        client: Makes the calls to AWS.
+        runs: The runs of its account and region.
         launch: The launch, no create of which is under way any more.
-        backoff: Pauses between tries.
-        patience: Seconds for which each call is tried again.
 
     Returns:
         The jobs that are running or may be, with those of an earlier try, which are not ended; and
         the exception that has interrupted this, such as a second Ctrl-C.
     """
+    client, backoff = runs.client, runs.backoff
     mine = alive = launch.mine()
     kept: list[str] = []  # jobs that have ended or are being ended, whose records still exist
     interrupted: BaseException | None = None
@@ -81,7 +80,7 @@ def withdraw(
             return True
 
         try:
-            return retry(once, backoff, timeout=max(patience, _SECONDS_TO_APPEAR))
+            return retry(once, backoff, timeout=max(runs.options.retry_timeout, _SECONDS_TO_APPEAR))
         except MissingError:
             return False
 
@@ -92,9 +91,13 @@ def withdraw(
         # If several creates of a job may have been sent, its record must stay for a while: it
         # blocks the name for a create that arrives late.
         until = {name: appears_until for name in kept if launch.of(name) is not Made.OURS}
-        kept = _delete(client, launch.launch_id, ended, until, backoff)
+        kept = _delete(runs, launch.launch_id, ended, until)
         for name in set(ended) - set(kept):
-            _forget_checkpoints(client, name, launch.checkpoints(name))
+            uri = launch.requests[name].get("CheckpointConfig", {}).get("S3Uri", "")
+            try:
+                remove_checkpoints(client, name, uri)
+            except BackendError as error:
+                _log.warning(_KEPT, name, uri, error)
     except (KeyboardInterrupt, SystemExit) as again:
         interrupted = again
     for name in kept:
@@ -108,32 +111,14 @@ def withdraw(
     return [*alive, *launch.met], interrupted
 
 
-def _forget_checkpoints(client: Client, name: str, uri: str) -> None:
-    try:
-        remove_checkpoints(client, name, uri)
-    except BackendError as error:
-        _log.warning(
-            "what the training job %s of a launch that failed has left in %s was not deleted, and "
-            "the next job of that name will go on from it: %s",
-            name,
-            uri,
-            error,
-        )
-
-
-def _delete(
-    client: Client,
-    launch_id: str,
-    ending: list[str],
-    until: Mapping[str, float],
-    backoff: Backoff,
-) -> list[str]:
+def _delete(runs: Runs, launch_id: str, ending: list[str], until: Mapping[str, float]) -> list[str]:
     """Delete jobs of a launch as soon as they have ended, but not before their times in ``until``.
 
     Returns the jobs that were not deleted.
     """
+    client, backoff = runs.client, runs.backoff
     deadline = backoff.clock() + _SECONDS_TO_END
-    left, refused = list(ending), []
+    left, refused = list(ending), list[str]()
     for delay in backoff.delays():
         waiting = []
         for name in left:
@@ -150,23 +135,12 @@ def _delete(
                 waiting.append(name)  # until a try shows that it is gone
             except ReplicaNotFoundError:
                 continue
-            except TakenError:
+            except (TakenError, InvalidRequestError):  # it has not ended yet
                 waiting.append(name)
-            except ForbiddenError:
-                refused.append(name)
             except BackendError as error:
-                # An error that is not retryable means that the job has not ended yet, or that it
-                # must not be deleted.
-                (waiting if error.retryable or _lives(client, name) else refused).append(name)
+                (waiting if error.retryable else refused).append(name)
         left = waiting
         if not left or backoff.clock() >= deadline:
             break
         backoff.sleep(delay)
     return left + refused
-
-
-def _lives(client: Client, name: str) -> bool:
-    try:
-        return client.describe(name).status not in ENDED
-    except BackendError:
-        return False
