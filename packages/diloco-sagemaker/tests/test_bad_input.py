@@ -2,6 +2,7 @@
 
 import boto3
 import pytest
+from botocore.config import Config
 from scripted_aws import AWSHarness
 
 from diloco_protocol import AuthError, InvalidRequestError
@@ -78,6 +79,26 @@ def no_credentials(monkeypatch):
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, "/nowhere")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+def test_clients_of_ones_own(aws, executor):
+    """They are used, and left open; one that tries again itself may lose an answer."""
+    session = boto3.Session("key", "secret", region_name="eu-west-1")
+    once = Config(retries={"total_max_attempts": 1})
+    own = {
+        f"{name}_client": session.client(service, endpoint_url=aws.url, config=once)
+        for name, service in (("sagemaker", "sagemaker"), ("logs", "logs"))
+    }
+    sent = []
+    own["sagemaker_client"].meta.events.register("before-send", lambda **_: sent.append(1))
+    for _ in range(2):
+        with executor(**own) as ours:
+            assert ours.list_runs() == []
+    assert len(sent) == 2
+    with pytest.raises(InvalidRequestError, match="'total_max_attempts': 1"):
+        executor(sagemaker_client=session.client("sagemaker", endpoint_url=aws.url))
+    with pytest.raises(InvalidRequestError, match="This one is of type str"):
+        executor(logs_client="me")
 
 
 def test_no_credentials(aws, executor, no_credentials):

@@ -131,7 +131,7 @@ def test_an_overlay_is_merged_and_breaks_nothing(offline):
         {"ResourceConfig": None},
         {"AlgorithmSpecification": {"TrainingImage": "other"}},
         {"RetryStrategy": {"MaximumRetryAttempts": 3}},
-        {"ResourceConfig": {"InstancePreferences": [{"InstanceType": "ml.g5.xlarge"}]}},
+        {"ResourceConfig": {"InstanceType": "ml.g5.xlarge"}},
         {"HyperParameters": {"lr": "x"}},
         {"Environment": None},
         {"Tags": [{"Key": "team", "Value": "x"}]},
@@ -139,6 +139,15 @@ def test_an_overlay_is_merged_and_breaks_nothing(offline):
         with pytest.raises(InvalidRequestError, match="may not set"):
             plan(offline(request_overlay=bad))
     assert job["EnableNetworkIsolation"] is False
+
+
+def test_instance_types_that_are_preferred_take_the_place_of_the_one(offline):
+    preferred = [{"InstanceType": kind} for kind in ("ml.g5.xlarge", "ml.g6.xlarge")]
+    job = plan(offline(request_overlay={"ResourceConfig": {"InstancePreferences": preferred}}))[0]
+    assert job["ResourceConfig"]["InstancePreferences"] == [
+        {**item, "InstanceCount": 1} for item in preferred
+    ]
+    assert not {"InstanceType", "InstanceCount"} & job["ResourceConfig"].keys()
 
 
 def test_an_overlay_that_changes_later_changes_nothing(offline):

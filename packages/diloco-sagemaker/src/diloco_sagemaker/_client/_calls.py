@@ -50,6 +50,8 @@ class Client:
         self._lock = threading.Lock()
         self._session = options.session
         self._account = ""
+        ready = {"sagemaker": options.sagemaker_client, "logs": options.logs_client}
+        self._ready = {service: client for service, client in ready.items() if client is not None}
         self._clients: dict[str, Any] = {}
         self._next_list = -math.inf
 
@@ -102,8 +104,8 @@ class Client:
         """Close idle connections."""
         with self._lock:
             clients, self._clients = self._clients, {}
-        for client in clients.values():
-            client.close()
+        for service in clients.keys() - self._ready.keys():
+            clients[service].close()
 
     # --- training jobs ---
 
@@ -339,7 +341,11 @@ class Client:
     def _of(self, service: str) -> Any:
         with self._lock:  # a session is not thread-safe
             if service not in self._clients:
-                self._clients[service] = self._make(service)
+                client = self._ready[service] if service in self._ready else self._make(service)
+                check_endpoint(_ENDPOINT, client.meta.endpoint_url)
+                check_answers(client)
+                bound_answers(client, self._time_up)
+                self._clients[service] = client
             return self._clients[service]
 
     def _make(self, service: str) -> Any:
@@ -362,7 +368,8 @@ class Client:
         )
         # boto3 itself does not look at AWS_REGION, as AWS's other tools do.
         of_session = options.session and options.session.region_name
-        region = options.region or of_session or os.environ.get("AWS_REGION") or None
+        of_client = next((client.meta.region_name for client in self._ready.values()), None)
+        region = options.region or of_client or of_session or os.environ.get("AWS_REGION") or None
         try:
             if self._session is None:
                 self._session = boto3.Session()
@@ -375,9 +382,6 @@ class Client:
         except Exception as error:  # noqa: BLE001 - raised as one of ours, without its words
             failed = not_made(error, f"make a client of {service}")
             raise failed.with_traceback(error.__traceback__) from None
-        check_endpoint(_ENDPOINT, client.meta.endpoint_url)
-        check_answers(client)
-        bound_answers(client, self._time_up)
         return client
 
 

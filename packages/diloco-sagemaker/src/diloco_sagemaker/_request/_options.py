@@ -58,6 +58,8 @@ def _shown(value: object, name: str) -> str:
     return shown(value, name)
 
 
+_OWN = "one of the executor's own"
+
 _check_role = text_like(
     r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[^\s\ud800-\udfff]+",
     "the ARN of an IAM role, such as 'arn:aws:iam::123456789012:role/trainer'",
@@ -113,6 +115,19 @@ def _check_session(name: str, value: object) -> Any:
     return value
 
 
+def _check_client(name: str, value: object) -> Any:
+    """Refuse a client that tries again itself: it may lose an answer, and would not say so."""
+    config = getattr(getattr(value, "meta", None), "config", None)
+    retries = getattr(config, "retries", None) or {}
+    if retries.get("total_max_attempts") != 1:
+        raise InvalidRequestError(
+            f"{name} must be a boto3 client with Config(retries={{'total_max_attempts': 1}}): the "
+            f"executor tries again itself. This one is of type {type(value).__name__}, with "
+            f"retries={shown(retries)}"
+        )
+    return value
+
+
 def _check_overlay(name: str, value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise InvalidRequestError(
@@ -145,7 +160,9 @@ class SageMakerOptions(Options):
         volume_size_gb: Size of the volume in GB; not for types whose storage is fixed.
         run_id: Prefix of the names of runs that the caller does not name.
         region: The AWS region.
-        session: A ``boto3.Session`` to make all clients with.
+        sagemaker_client: A boto3 client to use, without retries of its own.
+        logs_client: A boto3 client of CloudWatch Logs to use, likewise.
+        session: A ``boto3.Session`` to make all other clients with.
         endpoint_url: Address to use in place of AWS's for all services, such as that of a stand-in.
         command: The command that starts the runner; the runner's own arguments are added at its
             end. SIGTERM must reach the runner, so the command must not be run by a shell.
@@ -193,9 +210,9 @@ class SageMakerOptions(Options):
     volume_size_gb: int | None = option(None, check=whole(1, 16_384), shown=VOLUME_GB)
     run_id: str | None = option(None, check=check_run_prefix, shown="run")
     region: str | None = option(None, check=check_region_name, shown="the session's")
-    session: Any = option(
-        None, check=_check_session, type="boto3.Session", shown="one of the executor's own"
-    )
+    sagemaker_client: Any = option(None, check=_check_client, type="client", shown=_OWN)
+    logs_client: Any = option(None, check=_check_client, type="client", shown=_OWN)
+    session: Any = option(None, check=_check_session, type="boto3.Session", shown=_OWN)
     endpoint_url: str | None = option(None, check=check_endpoint, shown="AWS")
     command: Sequence[str] | None = option(None, check=check_command, shown=" ".join(RUNNER))
     env: Mapping[str, str] | None = option(None, check=check_variables)

@@ -20,7 +20,6 @@ _OURS = {
     ("ResourceConfig", "InstanceCount"): "each replica is a job of one instance",
     ("ResourceConfig", "InstanceGroups"): "each replica is a job of one instance",
     ("ResourceConfig", "InstanceType"): "gpu= or the options choose it",
-    ("ResourceConfig", "InstancePreferences"): "gpu= or the options choose one type",
     ("CheckpointConfig", "LocalPath"): "attempts are counted in /opt/ml/checkpoints",
     ("CheckpointConfig", "S3Uri"): "checkpoint_s3_path= sets it",
     ("StoppingCondition", "MaxRuntimeInSeconds"): "it follows from timeout= and max_restarts=",
@@ -50,6 +49,13 @@ def apply_overlay(request: dict[str, Any], overlay: Mapping[str, Any] | None) ->
             raise InvalidRequestError(f"request_overlay may not set {'.'.join(path)}: {why}")
     merged = copy.deepcopy(request)
     _merge(merged, overlay)
+    resources = merged["ResourceConfig"]
+    if isinstance(preferences := resources.get("InstancePreferences"), list):
+        del resources["InstanceType"], resources["InstanceCount"]  # the service takes these or them
+        resources["InstancePreferences"] = [
+            {**item, "InstanceCount": 1} if isinstance(item, Mapping) else item
+            for item in preferences
+        ]
     return merged
 
 

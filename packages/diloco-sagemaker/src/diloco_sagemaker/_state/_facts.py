@@ -184,7 +184,7 @@ def read_job(record: Mapping[str, Any]) -> JobFacts:
         strings={key: strings[key][:_LONGEST] for key in names.RECORD if key in strings},
         output=(record.get("OutputDataConfig") or {}).get("S3OutputPath", ""),
         checkpoints=(record.get("CheckpointConfig") or {}).get("S3Uri", ""),
-        instance=resources.get("InstanceType") or "",
+        instance=resources.get("InstanceType") or resources.get("SelectedInstanceType") or "",
         billable=record.get("BillableTimeInSeconds"),
         tags=None if tags is None else {tag.get("Key", ""): tag.get("Value", "") for tag in tags},
         most_pending=(record.get("StoppingCondition") or {}).get("MaxPendingTimeInSeconds"),

@@ -85,7 +85,11 @@ def _pass_role(client: Client, caller: str, role: str) -> Iterator[Finding]:
 
 def _quota(client: Client, job: Mapping[str, Any], count: int) -> Iterator[Finding]:
     """Find out whether the quota of the instance type is large enough for the launch."""
-    kind = job["ResourceConfig"]["InstanceType"]
+    resources = job["ResourceConfig"]
+    if "InstanceType" not in resources:
+        yield Finding("quota", None, "there are several instance types, one of which has to do")
+        return
+    kind = resources["InstanceType"]
     spot = "spot " if job["EnableManagedSpotTraining"] else ""
     name = f"{kind} for {spot}training job usage"
     of_name = (quota for quota in client.quotas() if quota.get("QuotaName") == name)
