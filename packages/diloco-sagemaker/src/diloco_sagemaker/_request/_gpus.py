@@ -19,7 +19,6 @@ _SMALL = {1: "xlarge 2xlarge 4xlarge 8xlarge 16xlarge", 4: "12xlarge 24xlarge", 
 #: Model → instance type → GPUs of one instance, from the smallest to the largest.
 #: https://aws.amazon.com/ec2/instance-types/
 MODELS: Mapping[str, Mapping[str, int]] = {
-    "K80": {"ml.p2.xlarge": 1, "ml.p2.8xlarge": 8, "ml.p2.16xlarge": 16},
     "V100": {"ml.p3.2xlarge": 1, "ml.p3.8xlarge": 4, "ml.p3.16xlarge": 8, "ml.p3dn.24xlarge": 8},
     "T4": _sizes("g4dn", {1: "xlarge 2xlarge 4xlarge 8xlarge 16xlarge", 4: "12xlarge"}),
     "A10G": _sizes("g5", _SMALL),
