@@ -40,7 +40,7 @@ def pytest_configure(config):
     hear_signals()
     # What every change waits for draws fewer examples; `hatch run slow` draws all.
     settings.register_profile("full", settings.get_profile("ci"))
-    settings.register_profile("ci", settings.get_profile("ci"), max_examples=30)
+    settings.register_profile("ci", settings.get_profile("ci"), max_examples=20)
     if config.option.seed is not None:
         settings.register_profile("seeded", settings.get_profile("full"), derandomize=False)
         config.option.hypothesis_profile = "seeded"
