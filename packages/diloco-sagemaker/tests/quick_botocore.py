@@ -24,8 +24,8 @@ def _methods_of(creator, model):
 
 ClientCreator._create_methods = _methods_of
 
-# The shapes of a service's requests and answers are made when they are first looked up in its model,
-# and each client would have a model of its own.
+# A service's model makes the shapes of requests and answers when they are first looked up, and each
+# client would have a model of its own.
 MODELS = {}
 _load_model = ClientCreator._load_service_model
 
