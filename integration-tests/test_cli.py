@@ -79,6 +79,7 @@ def test_a_run_on_kubernetes(tmp_path):
             assert not executor.exists("seen")
         checked = diloco(tmp_path, "check", *here, **options)
         assert "ok eks rights: " in checked.stdout
+    options["DILOCO_OPTIONS"] += " eks.retry_timeout=2"
     gone = diloco(tmp_path, "status", "seen", *here, **options)
     assert gone.returncode == 4, "the cluster is away"
     wait_for(lambda: not processes_of(MARK, mark), "every process to be gone")
