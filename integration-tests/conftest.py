@@ -9,7 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # for the module that several of them share
+# For the modules that several of them share.
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1] / "packages/diloco-core/tests/labs"))
 
 MODULES = (
     "cohort", "command", "driver", "figures", "network", "page", "s3", "scaling", "table",

@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 from integration_lab import PATIENCE
 from safetensors.torch import load_file
+from warm_command import warm_command
 
-from diloco_core import export
+from diloco_core import DiLoCo, connect, export
 from diloco_local import LocalProcessExecutor
 
 DILOCO = Path(sys.executable).parent / "diloco"
@@ -142,7 +143,12 @@ def empty_home(folder, **variables):
 
 
 def diloco(folder, *words, **variables):
-    """Run the console script, from a home that is empty."""
+    """Run the command, from a home that is empty."""
+    return warm_command(folder, words, empty_home(folder, **variables))
+
+
+def console_script(folder, *words, **variables):
+    """Run the command as it is installed, from a home that is empty."""
     return subprocess.run(
         [DILOCO, *words],
         cwd=folder,
@@ -163,6 +169,16 @@ def elastic(uri, syncs, step_seconds):
         "connect_options": {"min_replicas": 2, "grace": 3.0, "topology": "sharded"},
         "rendezvous_uri": uri,
     }
+
+
+def train_alone(uri, steps):
+    """Train a run of one replica, without a sync before its last step."""
+    model = torch.nn.Linear(2, 1)
+    inner = torch.optim.SGD(model.parameters(), 0.1)
+    with DiLoCo(model, inner, connect(uri, rank=0, world_size=1), sync_every=1000):
+        for _ in range(steps):
+            model(torch.ones(1, 2)).sum().backward()
+            inner.step()
 
 
 def train_on_nodes(executor, uri, processes=2):

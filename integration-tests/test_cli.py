@@ -1,17 +1,23 @@
 """The command ``diloco`` beside a backend for a cloud, and with diloco-core."""
 
 import json
-import os
-import subprocess
-import sys
 import uuid
 
 import boto3
 import pytest
 import torch
 from integration_lab import PATIENCE
-from rehearsal_lab import diloco, processes_of, python_path, wait_for, write_programs
+from rehearsal_lab import (
+    console_script,
+    diloco,
+    processes_of,
+    python_path,
+    train_alone,
+    wait_for,
+    write_programs,
+)
 from safetensors.torch import load_file
+from warm_processes import WarmProcess
 
 from diloco_cli._told import Store
 from diloco_core import DiLoCo, connect, open_journal
@@ -46,7 +52,7 @@ def test_a_run_on_kubernetes(tmp_path):
             wait_for(
                 lambda: all((tmp_path / f"up-{rank}").exists() for rank in range(3)), "the start"
             )
-            found = diloco(tmp_path, "status", "seen", **options)  # in all backends
+            found = console_script(tmp_path, "status", "seen", **options)  # in all backends
             assert (found.returncode, found.stdout.splitlines()[0][:25]) == (
                 0, "seen: 3 running, on eks (",
             ), found  # fmt: skip
@@ -73,7 +79,8 @@ def test_a_run_on_kubernetes(tmp_path):
             assert not executor.exists("seen")
         checked = diloco(tmp_path, "check", *here, **options)
         assert "ok eks rights: " in checked.stdout
-    gone = diloco(tmp_path, "status", "seen", *here, **options, PYTHONWARNINGS="ignore")
+    options["DILOCO_OPTIONS"] += " eks.retry_timeout=2"
+    gone = diloco(tmp_path, "status", "seen", *here, **options)
     assert gone.returncode == 4, "the cluster is away"
     wait_for(lambda: not processes_of(MARK, mark), "every process to be gone")
 
@@ -143,35 +150,20 @@ def test_a_run_seen_through_its_store_alone(tmp_path, s3, options):
         assert [line.metrics["step"] for line in history.lines] == [0, 1]
 
 
-ENDLESS = """
-import sys, torch
-from diloco_core import DiLoCo, connect, open_journal
-
-model = torch.nn.Linear(2, 1)
-inner = torch.optim.SGD(model.parameters(), 0.1)
-with DiLoCo(model, inner, connect(sys.argv[1], rank=0, world_size=1), sync_every=1000):
-    for step in range(int(sys.argv[2])):
-        model(torch.ones(1, 2)).sum().backward()
-        inner.step()
-"""
-
-
 @pytest.mark.processes
 def test_a_replica_that_was_killed_is_silent_and_comes_back(tmp_path):
-    environ = {**os.environ, "PYTHONPATH": python_path(tmp_path)}
-
-    def words(steps):
-        return [sys.executable, "-c", ENDLESS, str(tmp_path / "run"), str(steps)]
-
-    with subprocess.Popen(words(10**9), env=environ) as process:
+    first = WarmProcess(tmp_path / "first", train_alone, str(tmp_path / "run"), 10**9)
+    try:
         live = tmp_path / "run/live/00000.json"
         wait_for(lambda: live.exists() and b'"phase":"training"' in live.read_bytes(), "the start")
-        process.kill()
+    finally:
+        first.kill()
     seen = json.loads(diloco(tmp_path, "status", "./run", "--json").stdout)["replicas"]
     assert [(each["epoch"], each["phase"], each["ended"]) for each in seen] == [
         (1, "training", None)
     ]
-    subprocess.run(words(10), env=environ, check=True)
+    second = WarmProcess(tmp_path / "second", train_alone, str(tmp_path / "run"), 10)
+    assert second.communicate()[0] == 0
     done = diloco(tmp_path, "status", "./run", "--json")
     seen = json.loads(done.stdout)["replicas"]
     assert [(each["epoch"], each["phase"], each["ended"]) for each in seen] == [(2, "idle", "left")]

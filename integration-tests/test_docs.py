@@ -171,7 +171,15 @@ def no_lost_errors(monkeypatch):
     monkeypatch.setattr(testing, "run_replicas", run)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=name_of)
+# It trains 20 replicas, for ten seconds; the simulation has tests of its own.
+LONG = {TOP / "packages/diloco-core/docs/choose.md"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.slow] * (path in LONG)) for path in PAGES],
+    ids=name_of,
+)
 def test_the_code_of_a_page(path, folder, request):
     page, found = Page(folder), list(blocks(path))
     if any("run_replicas" in code for _, code, _ in found):

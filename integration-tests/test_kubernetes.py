@@ -27,6 +27,7 @@ from rehearsal_lab import (
     wait_for,
     write_programs,
 )
+from warm_command import warm_command
 
 from diloco_core import open_journal
 from diloco_eks import EKSExecutor
@@ -348,6 +349,13 @@ def test_check_has_a_pod_try_the_bucket(rehearsal, bucket):
         }
         assert all(finding.ok for finding in found.values()), found
         assert "conditional writes included" in found["rendezvous"].message
+        wait_for(lambda: not executor.list_runs(), "the pods that tried to be removed")
+    rehearsal.nothing_runs()
+
+
+@pytest.mark.slow
+def test_check_has_a_pod_try_a_bucket_that_is_not_there(rehearsal, bucket):
+    with rehearsal.executor(env=bucket) as executor:
         (wrong,) = [
             one
             for one in executor.check(rendezvous_uri="s3://no-such/check")
@@ -371,9 +379,7 @@ def test_the_journal_in_the_store_outlives_what_the_cluster_knows(rehearsal, tmp
     uri = str(tmp_path / "run")
 
     def diloco(verb, *more):
-        command = [sys.executable, "-m", "diloco_cli", verb, uri, *more]
-        home = {"HOME": str(tmp_path / "home"), "PYTHONPATH": python_path(rehearsal.folder)}
-        return subprocess.run(command, env=home, capture_output=True, text=True, check=False)
+        return warm_command(tmp_path, [verb, uri, *more], {"HOME": str(tmp_path / "home")})
 
     journal = open_journal(uri)
     with rehearsal.executor(journal=journal) as executor:

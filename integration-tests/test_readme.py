@@ -74,11 +74,12 @@ def test_the_trainer_and_its_launcher_which_can_be_started_again(tmp_path, start
     (run,) = (tmp_path / "diloco-runs").iterdir()
     launched(run.name)  # comes back to it
     launched(run.name, "--end")  # has ended already, and stays as it is
-    launched()
-    assert len([*(tmp_path / "diloco-runs").iterdir()]) == 2
+    # Another launch is another run, which may go on where the first one has ended.
     change(tmp_path, 'f"diloco-runs/{run_id}"', f'"diloco-runs/{run.name}"')
     change(tmp_path, '"steps": 100}', '"steps": 200}, "connect_options": {"resume": True}')
     launched(says="goes on from outer step 5, and from inner step 100")
+    with LocalProcessExecutor(root=tmp_path / "state" / "diloco") as executor:
+        assert len(executor.list_runs()) == 2
 
 
 @pytest.mark.processes
@@ -104,18 +105,30 @@ def test_ctrl_c_says_what_has_become_of_the_run(tmp_path, start):
     assert out.endswith("0 cancelled cancelled on request\n1 cancelled cancelled on request\n")
 
 
+SLEEPER = """
+import os
+import time
+
+
+def sleep(**_):
+    print("process", os.getpid(), flush=True)
+    time.sleep(3600)
+"""
+
+
 @pytest.mark.processes
 def test_the_launcher_warns_of_a_replica_that_is_killed_for_good(tmp_path, start):
-    change(tmp_path, '"steps": 100}', '"steps": 10**9}')
+    (tmp_path / "sleeper.py").write_text(SLEEPER)  # starts at once, since it imports no torch
+    change(tmp_path, "diloco_core.replica_entrypoint:run", "sleeper:sleep")
     change(tmp_path, "max_restarts=2", "max_restarts=0")
     launcher = start()
     run = launcher.stdout.readline().split()[1]
+    assert launcher.stdout.readline().startswith("process ")
     with LocalProcessExecutor(root=tmp_path / "state" / "diloco") as executor:
-        assert "joined the run" in "".join(launcher.stdout.readline() for _ in range(2))
-        lines = executor.log_iter(executor.attach(run)[1], follow=True, regex=r"joined the run")
-        os.kill(int(re.search(r"process (\d+)", next(lines))[1]), signal.SIGKILL)
+        lines = executor.log_iter(executor.attach(run)[1], follow=True, regex=r"^process")
+        os.kill(int(next(lines).split()[1]), signal.SIGKILL)
         assert f"rank 1 of run '{run}' has failed for good: " in launcher.stderr.readline()
-        executor.cancel_run(run)  # the other still waits
+        executor.cancel_run(run)  # the other still sleeps
     out, _ = launcher.communicate(timeout=PATIENCE)
     assert "\n0 cancelled " in out
     assert "\n1 failed " in out

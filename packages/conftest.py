@@ -40,7 +40,7 @@ def pytest_configure(config):
     hear_signals()
     # What every change waits for draws fewer examples; `hatch run slow` draws all.
     settings.register_profile("full", settings.get_profile("ci"))
-    settings.register_profile("ci", settings.get_profile("ci"), max_examples=30)
+    settings.register_profile("ci", settings.get_profile("ci"), max_examples=20)
     if config.option.seed is not None:
         settings.register_profile("seeded", settings.get_profile("full"), derandomize=False)
         config.option.hypothesis_profile = "seeded"
@@ -49,9 +49,9 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)  # before the slow ones are left out
 def pytest_collection_modifyitems(items):
-    """Mark two thirds of the cases of a test that is marked ``sampled`` as slow: always the same.
+    """Mark three quarters of the cases of a test that is ``sampled`` as slow: always the same.
 
-    They are chosen by their names, so that a third holds some of each parameter's values.
+    They are chosen by their names, so that a quarter holds some of each parameter's values.
     """
     cases = defaultdict(list)
     for item in items:
@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(items):
             cases[item.nodeid.partition("[")[0]].append(item)
     for alike in cases.values():
         alike.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
-        for item in alike[-(-len(alike) // 3) :]:
+        for item in alike[-(-len(alike) // 4) :]:
             item.add_marker(pytest.mark.slow)
 
 

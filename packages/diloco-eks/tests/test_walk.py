@@ -55,7 +55,7 @@ class Observer:
 @pytest.mark.parametrize("choice", ["fail_run", "continue"])
 @given(steps=STEPS, restarts=st.integers(0, 1))
 @settings(
-    max_examples=15,
+    max_examples=10,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     phases=[Phase.explicit, Phase.reuse, Phase.generate],

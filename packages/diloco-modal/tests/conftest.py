@@ -73,7 +73,9 @@ class Lab:
 # two milliseconds of processor time. In the default lane the other backends have them; the slow
 # lane runs all.
 LONG = {
+    "test_t1_what_another_thread_asks_meanwhile_changes_no_answer",
     "test_t1_what_another_thread_ends_meanwhile_is_all_that_it_ends",
+    "test_g5_hundreds_of_lines",
     "test_g3_what_is_written_last_is_not_lost",
     "test_h10_a_handle_of_any_text",
     "test_l2_who_cannot_look_names_what_may_live",

@@ -18,6 +18,23 @@ REQUIRED = {
 }
 
 
+# Tests of the standard suite that make thousands of calls of botocore, each of which takes five
+# milliseconds of processor time. In the default lane the backend for Kubernetes has them, over HTTP
+# too; the slow lane runs all.
+LONG = {
+    "test_t1_what_another_thread_asks_meanwhile_changes_no_answer",
+    "test_t1_what_another_thread_ends_meanwhile_is_all_that_it_ends",
+    "test_g3_what_is_written_last_is_not_lost",
+    "test_l2_who_cannot_look_names_what_may_live",
+}
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.nodeid.split("::")[1:-1] == ["TestSpot"] and item.originalname in LONG:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture
 def aws():
     small = SmallAWS()

@@ -24,6 +24,20 @@ def _methods_of(creator, model):
 
 ClientCreator._create_methods = _methods_of
 
+# A service's model makes the shapes of requests and answers when they are first looked up, and each
+# client would have a model of its own.
+MODELS = {}
+_load_model = ClientCreator._load_service_model
+
+
+def _model_of(creator, name, api_version=None):
+    if (name, api_version) not in MODELS:
+        MODELS[name, api_version] = _load_model(creator, name, api_version)
+    return MODELS[name, api_version]
+
+
+ClientCreator._load_service_model = _model_of
+
 # Each session looks up anew what its hundreds of events are called; the names are always the same.
 NAMES = {}
 _make_aliaser = hooks.EventAliaser.__init__

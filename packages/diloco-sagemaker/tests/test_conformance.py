@@ -9,7 +9,7 @@ from diloco_conformance import ExecutorConformance
 class TestSpot(ExecutorConformance):
     """What is promised on demand, and interruptions besides."""
 
-    examples = 2
+    examples = 1
 
     def make_harness(self):
         return SpotHarness()

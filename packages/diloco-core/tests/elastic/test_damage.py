@@ -86,10 +86,10 @@ class _Run:
 @pytest.fixture(
     scope="module",
     params=[
-        ("sharded", "stopped", 0),
+        pytest.param(("sharded", "stopped", 0), marks=pytest.mark.slow),
         ("sharded", "killed", 1),
         ("gather", "stopped", 2),
-        ("gather", "killed", 3),
+        pytest.param(("gather", "killed", 3), marks=pytest.mark.slow),
         pytest.param(("sharded", "stopped", 0, 2), marks=pytest.mark.slow),
         ("sharded", "stopped", 2, 4),
     ],

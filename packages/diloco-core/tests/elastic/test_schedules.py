@@ -83,7 +83,7 @@ def _check(schedule, elastic, options):
 
 
 @given(_runs())
-@settings(max_examples=15, deadline=None, suppress_health_check=_QUIET)
+@settings(max_examples=10, deadline=None, suppress_health_check=_QUIET)
 def test_schedules(run):
     assert eval(repr(run)) == run  # so a failure says what to give to _check to see it again
     _check(*run)

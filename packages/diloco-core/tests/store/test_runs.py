@@ -15,28 +15,27 @@ REPLICAS = 3
 _prefixes = itertools.count()
 
 
-def run(stores):
-    """Return what the replicas hold after three outer steps; all the same."""
-    exchanges = [StoreExchange(store, r, REPLICAS) for r, store in enumerate(stores)]
-    results = train(lambda rank: fill(torch.nn.Linear(120, 120)), exchanges, steps=6)
+def run(stores, outer_steps=3):
+    """Return what the replicas hold after some outer steps; all the same."""
+    exchanges = [StoreExchange(store, r, len(stores)) for r, store in enumerate(stores)]
+    results = train(lambda rank: fill(torch.nn.Linear(120, 120)), exchanges, 2 * outer_steps)
     assert identical(results)
     return results[0]
 
 
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory):
-    """The result over a local folder."""
-    folder = str(tmp_path_factory.mktemp("expected"))
-    return run([open_store(folder) for _ in range(REPLICAS)])
+def run_in_folder(folder, replicas, outer_steps=3):
+    """Return what the same run comes to over a local folder."""
+    return run([open_store(str(folder)) for _ in range(replicas)], outer_steps)
 
 
 @pytest.mark.parametrize("scheme", ["obstore+s3", "fsspec+s3"])
-def test_over_moto(moto_url, point_at, expected, scheme):
+def test_over_moto(moto_url, point_at, tmp_path, scheme):
+    expected = run_in_folder(tmp_path, 2, outer_steps=2)
     point_at(moto_url)
     before = threading.enumerate()  # some of other tests may still be about to end
     uri = f"{scheme}://bucket/whole-{next(_prefixes)}"
-    stores = [open_store(uri) for _ in range(REPLICAS)]
-    assert identical([run(stores), expected])
+    stores = [open_store(uri) for _ in range(2)]
+    assert identical([run(stores, outer_steps=2), expected])
     left = stores[0].list("")
     assert "manifest.json" in left
     assert not [key for key in left if key.startswith("probes/")]
@@ -44,7 +43,8 @@ def test_over_moto(moto_url, point_at, expected, scheme):
     assert not [one for one in started if one.name.startswith("diloco-repeat")]
 
 
-def test_over_a_store_that_fails_every_now_and_then(small_s3, driver, remote, expected):
+def test_over_a_store_that_fails_every_now_and_then(small_s3, driver, remote, tmp_path):
+    expected = run_in_folder(tmp_path, REPLICAS)
     stores = [remote(driver, patience=1e9) for _ in range(REPLICAS)]
     small_s3.disturb(every=5, kinds=[500, "lose", 503, "drop", "cut"])
     assert identical([run(stores), expected])

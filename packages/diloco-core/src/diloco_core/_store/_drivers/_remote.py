@@ -265,7 +265,7 @@ class RemoteStore:
                 return True
             if isinstance(error, (TooLargeError, StoreError, _Exists)):
                 return False
-            verdict, text = self._judge(error)
+            verdict, text = self.driver.judge(error)
             if verdict is Verdict.EXPIRED:
                 renewing = clock() if renewing is None else renewing
                 if clock() - renewing > _RENEWAL_SECONDS:
@@ -277,7 +277,8 @@ class RemoteStore:
                     return False
             elif not verdict.passes:
                 return False
-            message = f"cannot {verb} {key!r} in {self.uri}: {text}"
+            shown = without_secrets(text, self._secret)
+            message = f"cannot {verb} {key!r} in {self.uri}: {shown}"
             if self._retries.repeats:
                 _log.info("trying again: %s", message)
             notices.failed(message)
@@ -297,17 +298,17 @@ class RemoteStore:
         except Exception as error:  # noqa: BLE001
             failed = error
         try:
-            raise self._named(failed, verb, key, created) from without_secrets_in(
-                failed, self._secret
-            )
+            raise self._named(failed, verb, key, created) from self._cause(failed)
         finally:
             # Otherwise the error and this frame would hold each other, and with them the bytes that
             # were sent.
             del failed
 
-    def _judge(self, error: Exception) -> tuple[Verdict, str]:
-        verdict, text = self.driver.judge(error)
-        return verdict, without_secrets(text, self._secret)
+    def _cause(self, error: Exception) -> BaseException | None:
+        """Return what is shown as the cause; None of an answer that is frequent and says it all."""
+        if self.driver.judge(error)[0] in {Verdict.EXISTS, Verdict.MISSING}:
+            return None
+        return without_secrets_in(error, self._secret)
 
     def _named(
         self, error: Exception, verb: str, key: str, created: Buffer | None, *, anew: bool = False
@@ -317,23 +318,24 @@ class RemoteStore:
         ``created`` is what should have been created, if it was sent in one request; with ``anew``,
         an object may be sent again from its beginning.
         """
-        verdict, text = self._judge(error)
-        if anew and verdict in ANEW:
-            if verdict is Verdict.EXPIRED:
-                self.driver.renew()
-            return StoreUnavailableError(
-                f"cannot {verb} object {key!r} in {self.uri}: {text}", anew=True
-            )
+        verdict, text = self.driver.judge(error)
         if verdict is Verdict.EXISTS and verb == "create":
             return _Exists(created)
         if verdict is Verdict.MISSING and verb not in {"create", "write"}:
             return ObjectNotFoundError(f"there is no object {key!r} in {self.uri}")
+        shown = without_secrets(text, self._secret)  # takes long, and most errors end above
+        if anew and verdict in ANEW:
+            if verdict is Verdict.EXPIRED:
+                self.driver.renew()
+            return StoreUnavailableError(
+                f"cannot {verb} object {key!r} in {self.uri}: {shown}", anew=True
+            )
         again = verdict.passes and self._retries.repeats
         tried = f"It was tried again for up to {self.patience:g} s." if again else ""
         hints = (tried, advice(verdict, verb, self.driver.name))
         return StoreUnavailableError(
             " ".join(
-                filter(None, (f"cannot {verb} object {key!r} in {self.uri}: {text}.", *hints))
+                filter(None, (f"cannot {verb} object {key!r} in {self.uri}: {shown}.", *hints))
             ),
             lasting=not verdict.passes,
         )
