@@ -116,8 +116,8 @@ class EKSExecutor(LogVerbs):
     def _findings(self, request: RunRequest) -> list[Finding]:
         options = self._options
         return check_cluster(
-            self._cluster, job_manifest(request, options), options.service_account_name, self._patiently,
-            restricted=options.restricted,
+            self._cluster, job_manifest(request, options), options.service_account_name,
+            self._patiently, restricted=options.restricted,
         )  # fmt: skip
 
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
