@@ -54,7 +54,7 @@ def test_a_namespace_is_a_dns_label(name):
         ({"diloco.dev/run-id": "x"}, "may not set"),
         ({"batch.kubernetes.io/job-name": "x"}, "may not set"),
         ({"controller-uid": "x"}, "may not set"),
-        ({"kueue.x-k8s.io/queue-name": "x"}, "give queue="),
+        ({"kueue.x-k8s.io/queue-name": "x"}, "or queue="),
         ({"app.kubernetes.io/managed-by": "x"}, "may not set"),
     ],
 )

@@ -132,7 +132,7 @@ def test_merging_twice_is_merging_once(template):
         (replica(terminationMessagePath="/tmp/x"), "terminationMessagePath"),
         (replica(restartPolicy="Always"), "restartPolicy"),
         (replica(restartPolicyRules=[{"action": "Restart"}]), "restartPolicyRules"),
-        ({"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "q"}}}, "give queue="),
+        ({"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "q"}}}, "or queue="),
         (replica(env=[{"name": "A", "value": "2"}]), "use env="),
         (replica(env=[{"name": "DILOCO_SPEC_0", "value": ""}]), "DILOCO_SPEC_0"),
         (replica(env=None), "changes the variable"),

@@ -74,13 +74,11 @@ class EKSExecutor(LogVerbs):
     @takes(EKSOptions)
     def __init__(self, *arguments: Any, **options: Any) -> None:
         chosen = EKSOptions(*arguments, **options)
-        clashing = ("core_api",) if chosen.batch_api is None else ("context", "kubeconfig")
-        for name in clashing:
+        for name in ("core_api",) if chosen.batch_api is None else ("context", "kubeconfig"):
             if getattr(chosen, name) is not None:
                 raise InvalidRequestError(
-                    f"{name}= is given {'without' if name == 'core_api' else 'beside'} batch_api=, "
-                    "which names the cluster: core_api= is used together with it, context= and "
-                    "kubeconfig= in its place"
+                    f"{name}= has no effect: core_api= is used together with batch_api=, and "
+                    "context= and kubeconfig= in the place of both"
                 )
         backoff = Backoff(first=1.0, factor=1.5, cap=15.0)
         super().__init__(**chosen.of_base(backoff), max_restarts=chosen.backoff_limit)
@@ -116,11 +114,10 @@ class EKSExecutor(LogVerbs):
     # --- launching ---
 
     def _findings(self, request: RunRequest) -> list[Finding]:
-        manifest = job_manifest(request, self._options)
         options = self._options
         return check_cluster(
-            self._cluster, manifest, options.service_account_name, self._patiently,
-            restricted=options.restricted,
+            self._cluster, job_manifest(request, options), options.service_account_name,
+            self._patiently, restricted=options.restricted,
         )  # fmt: skip
 
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:

@@ -236,8 +236,7 @@ def _read_file(file: str) -> dict[str, Any]:
         line = "" if mark is None else f", line {mark.line + 1}"
         why = getattr(error, "strerror", None) or type(error).__name__
         raise AuthError(f"the kubeconfig {file} cannot be read{line}: {why}") from None
-    if config is None:
-        return {}
+    config = {} if config is None else config
     lists = {f"{kind}s": [{"name!": str, kind: {}}] for kind in _FIELDS}
     if wrong := misfit(config, {"current-context": str, **lists}, "its content"):
         raise AuthError(f"in the kubeconfig {file}, {wrong}. Put text in quotes")

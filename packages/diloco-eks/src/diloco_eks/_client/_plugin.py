@@ -71,10 +71,9 @@ def run_plugin(
     end = status.get("expirationTimestamp")
     expires = float("inf") if end is None else parse_time(end)
     if not user or expires is None:
-        hint = text_of(plugin.get("installHint"))
         told = redact_and_cut(said.decode(errors="replace").strip(), _SHOWN)
         raise AuthError(
             f"the kubeconfig's plugin {plugin['command']} gave no credentials that can be used "
-            f"({why}). {told} {hint}".rstrip()
+            f"({why}). {told} {text_of(plugin.get('installHint'))}".rstrip()
         )
     return user, expires

@@ -62,8 +62,7 @@ def job_name(run_id: str, n_replicas: int) -> str:
 
 
 check_dns_label = text_like(
-    _LABEL,
-    "1 to 63 lower-case letters, digits and dashes, with a letter or digit at both ends",
+    _LABEL, "1 to 63 lower-case letters, digits and dashes, with a letter or digit at both ends"
 )
 """Check for the name of a namespace, or another DNS label."""
 
@@ -103,7 +102,7 @@ def check_labels(what: str, labels: Mapping[str, str]) -> dict[str, str]:
         check_key(what, key)
         if is_taken(key):
             raise InvalidRequestError(
-                f"{what} may not set {key}: the launch, the Job controller or queue= sets it"
+                f"{what} may not set {key}: the launch or the Job controller sets it, or queue="
             )
         if value != "":
             check_label_value(f"{what}[{key!r}]", value, "; put longer text into annotations=")

@@ -10,7 +10,7 @@ from diloco_protocol import Reason, ReplicaState, ReplicaStatus
 from ._cause import deleted_by_others, ended_by_itself, why_gone
 from ._facts import JobFacts, PodFacts
 from ._observation import Observation, evidence
-from ._verdict import Verdict, hides_failure, judge, native, native_end
+from ._verdict import Verdict, hides_failure, judge, native, native_end, read_message
 
 
 class Ends:
@@ -23,10 +23,7 @@ class Ends:
     """
 
     def __init__(
-        self,
-        job: JobFacts,
-        by_index: Mapping[int, list[PodFacts]],
-        seen: Mapping[int, Observation],
+        self, job: JobFacts, by_index: Mapping[int, list[PodFacts]], seen: Mapping[int, Observation]
     ) -> None:
         self.job = job
         self.by_index = by_index
@@ -40,7 +37,8 @@ class Ends:
         if last is not None and hides_failure(last):
             if deleted_by_others(last, self.job.decided_at):
                 return self._deleted(last)
-            return self._judged(last)
+            if last.disrupted or read_message(last) is not None:
+                return self._judged(last)
         verdict = None if pod is None else judge(pod)
         return ReplicaStatus(
             ReplicaState.SUCCEEDED,

@@ -66,12 +66,20 @@ def is_damaged(pod: PodFacts) -> bool:
 
 
 def hides_failure(pod: PodFacts) -> bool:
-    """Return whether the runner of a pod that counts as succeeded reported a failure.
+    """Return whether a pod that counts as succeeded did not succeed.
 
-    Another program determined the exit code of its container.
+    Its runner reported a failure, or its container left with 0 only because it was told to end:
+    another program determined the exit code of the container.
     """
-    report = read_message(pod) if pod.phase == "Succeeded" else None
-    return report is not None and report.outcome.exit_code != 0
+    if pod.terminated is None or pod.phase == "Failed":
+        return False
+    report = read_message(pod)
+    if report is not None:
+        return report.outcome.exit_code != 0
+    notice = pod.told_to_end if pod.disruption is None else pod.disruption.time
+    if notice is None or pod.finished_at is None:
+        return pod.disrupted or notice is not None
+    return pod.finished_at >= notice  # times are whole seconds
 
 
 def judge(pod: PodFacts) -> Verdict:
@@ -99,8 +107,8 @@ def judge(pod: PodFacts) -> Verdict:
     if pod.reason == "DeadlineExceeded":
         return end_with(Reason.TIMEOUT, pod.message or "it passed its deadline")
     if pod.disrupted or pod.reason == "Evicted":
-        # Only a success may have code 0.
-        return end_with(Reason.EVICTED, taken_away(pod), exit_code or None)
+        left = ": its container left with code 0 when it was told to end" if exit_code == 0 else ""
+        return end_with(Reason.EVICTED, taken_away(pod) + left, exit_code or None)
     if outcome is not None:
         aside = outcome.reason in {Reason.CANCEL_REQUESTED, Reason.COMPLETED}
         reason = Reason.ERROR if aside else outcome.reason
