@@ -362,7 +362,7 @@ class Client:
         )
         # boto3 itself does not look at AWS_REGION, as AWS's other tools do.
         of_session = options.session and options.session.region_name
-        region = options.region or of_session or os.environ.get("AWS_REGION") or None
+        region = options.region or of_session or os.environ.get("AWS_REGION", "").strip() or None
         try:
             if self._session is None:
                 self._session = boto3.Session()
