@@ -78,7 +78,7 @@ def test_a_name_that_was_kept_by_a_launch_whose_ranks_are_void_becomes_free(begu
     assert len(begun.launch(2)) == 2
 
 
-def test_a_call_that_claims_its_rank_meanwhile_is_found(begun, monkeypatch):
+def test_a_call_that_claims_its_rank_meanwhile_is_found_and_ended(begun, monkeypatch):
     """Its launcher lost the answer, so nobody else knows it."""
     plain, call = Client.hold, begun.world.calls()[1].call_id
 
@@ -90,6 +90,7 @@ def test_a_call_that_claims_its_rank_meanwhile_is_found(begun, monkeypatch):
     monkeypatch.setattr(Client, "hold", hold)
     begun.executor().cancel_run("run")
     assert [each.metadata["function_call_id"] for each in begun.executor().attach("run")] == [call]
+    assert begun.record().get("cancel-1")["by"] == "executor"
 
 
 def test_a_launcher_that_comes_back_when_its_name_was_freed_starts_nothing(begun, monkeypatch):

@@ -232,7 +232,7 @@ def test_a_late_result_whose_end_the_record_lacks_hides_no_other_rank(lab, monke
             executor.describe(handles[0])
         results = lab.executor().collect(handles, timeout=0)
         assert [each["status"] for each in results] == ["running", "succeeded"]
-        with pytest.raises(InvalidRequestError, match=r"has not ended \(rank 0\): .*HTTP 503"):
+        with pytest.raises(InvalidRequestError, match="have not ended, such as rank 0"):
             lab.executor().purge(handles[1])
     assert lab.executor().describe(handles[0]).state.terminal
 

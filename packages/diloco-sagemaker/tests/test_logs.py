@@ -134,7 +134,7 @@ def test_pages_that_have_no_end_are_an_error(
 
     aws.GetLogEvents = page
     with pytest.raises(UnavailableError, match="its pages have no end"):
-        READINGS[reading](executor(), handle)
+        READINGS[reading](executor(retry_timeout=0), handle)
     assert aws.count("GetLogEvents") < 50
 
 

@@ -137,7 +137,7 @@ def test_credentials_that_cannot_be_sent_are_not_shown(aws, executor, place, end
         lambda ours: ours.list_runs(),
         lambda ours: ours.launch_replicas(1, "trainer:train"),
     ):
-        with pytest.raises(AuthError, match="that cannot be sent") as caught:
+        with pytest.raises(AuthError, match="a character that cannot be sent") as caught:
             act(executor(session=session))
         assert HIDDEN not in "".join(traceback.format_exception(caught.value))
     assert aws.now == begun  # it was not tried again

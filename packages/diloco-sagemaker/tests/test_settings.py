@@ -157,6 +157,7 @@ def test_credentials_that_are_expired_when_they_come_are_no_word_of_aws(aws, off
         ({}, {}, "eu-west-1"),
         ({"AWS_DEFAULT_REGION": "us-east-1"}, {}, "us-east-1"),
         ({"AWS_REGION": "us-east-2", "AWS_DEFAULT_REGION": "us-east-1"}, {}, "us-east-2"),
+        ({"AWS_REGION": "us-east-2\n"}, {}, "us-east-2"),
         ({"AWS_REGION": "us-east-2"}, {"region": "us-west-2"}, "us-west-2"),
         ({"AWS_REGION": "us-east-2", "AWS_PROFILE": "other"}, {}, "us-east-2"),
     ],
@@ -207,7 +208,6 @@ def test_the_region_of_a_session_that_was_given_is_the_sessions(offline, user, h
         ("", {"AWS_ENDPOINT_URL": "localhost"}),
         ("", {"AWS_ENDPOINT_URL": "http://127.0.0.1:99999"}),
         ("", {"AWS_ENDPOINT_URL": "http://127.0.0.1:port"}),
-        ("", {"AWS_REGION": "eu-west-1\n"}),
         (f"role_arn = {ROLE}\nweb_identity_token_file = /nowhere/token", {}),
         ("", {"HTTP_PROXY": "http://127.0.0.1:99999999", "NO_PROXY": "", "no_proxy": ""}),
         *(

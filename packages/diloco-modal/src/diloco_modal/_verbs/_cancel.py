@@ -77,7 +77,25 @@ class Canceller:
         except DamagedRecordError as damage:
             self.end_known(run_id, damage)
             return
-        cancel_all(handles, cancel)
+        try:
+            record, entries = self._patiently(lambda: self._observer.read(run_id))
+        except ReplicaNotFoundError:  # only the journal knows it
+            cancel_all(handles, cancel)
+            return
+        known = self._observer.known(handles, entries)
+
+        def stop(handle: ReplicaHandle) -> None:
+            trace = known.get(handle)
+            # One that is alive by the record has written no end, so its call is not looked at
+            # first: if it has ended nevertheless, Modal keeps its result.
+            alive = trace is not None and not trace.damage and trace.ended_at is None
+            if not alive or self._observer.ended(handle) is not None:
+                cancel(handle)
+                return
+            ending = self._ending(handle.rank, handle.metadata["function_call_id"])
+            self._patiently(lambda: self._end(handle, record, ending))
+
+        cancel_all(handles, stop)
 
     def close(self, run_id: str) -> bool:
         """Prevent calls from claiming a rank, and remove the record if no call has ever held one.

@@ -369,7 +369,8 @@ class Client:
         # boto3 itself does not look at AWS_REGION, as AWS's other tools do.
         of_session = options.session and options.session.region_name
         of_client = next((client.meta.region_name for client in self._ready.values()), None)
-        region = options.region or of_client or of_session or os.environ.get("AWS_REGION") or None
+        of_variable = os.environ.get("AWS_REGION", "").strip()
+        region = options.region or of_client or of_session or of_variable or None
         try:
             if self._session is None:
                 self._session = boto3.Session()

@@ -116,8 +116,8 @@ def to_error(error: Any, what: str) -> DilocoError:
     unsent = error.kwargs.get("error") if type(error) is of_botocore.HTTPClientError else error
     if "header value" in str(unsent):  # the value, which may be a credential, is in the text
         return AuthError(
-            f"cannot {what}: one of the credentials has a character that cannot be sent, such as a "
-            f"line end. {_LOOK}"
+            f"cannot {what}: one of the credentials, or the region, has a character that cannot be "
+            f"sent, such as a line end. {_LOOK}"
         )
     if (
         isinstance(error, (of_botocore.NoRegionError, of_botocore.ParamValidationError))
