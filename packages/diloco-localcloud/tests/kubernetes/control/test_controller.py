@@ -252,6 +252,18 @@ def test_elastic_completions(clients):
     assert [pod.index for pod in clients.world.pods("run", "ns")] == [0]
 
 
+def test_pods_out_of_range_go_first(clients):
+    clients.create(clients.indexed("run", 3))
+    clients.world.settle()
+    waiting = clients.world.pod("run", 0, "ns").name
+    for index in (1, 2):
+        clients.world.pod("run", index, "ns").start()
+    clients.world.settle()
+    clients.patch("run", {"spec": {"completions": 1, "parallelism": 1}})
+    clients.world.settle()
+    assert [pod.name for pod in clients.world.pods("run", "ns")] == [waiting]
+
+
 def test_a_job_gets_fewer_pods_and_more_again(clients):
     clients.running(clients.indexed("run", 3))
     clients.patch("run", {"spec": {"parallelism": 1}})

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from modal_proto import api_pb2
 
 from .._workspace._call import Call, Payload, Result
 from .._workspace._refused import RefusedError
-from ._context import Context, Rpcs, wait
+from ._context import Context, Rpcs
 
 
 class FunctionCalls(Rpcs):
@@ -31,16 +30,12 @@ class FunctionCalls(Rpcs):
         return answer
 
     async def _serve_function_get_outputs(self, request: Any, _: Context) -> Any:
-        end = time.monotonic() + request.timeout
-        while True:
-            event = self._bell.next
-            with self._workspace.lock:
-                call = self._workspace.calls.by_id(request.function_call_id)
-                if call.result is not None:
-                    return self._ended(call)
-            left = end - time.monotonic()
-            if left <= 0 or not await wait(event, left):
-                return api_pb2.FunctionGetOutputsResponse(num_unfinished_inputs=1)
+        def ended() -> Any:
+            call = self._workspace.calls.by_id(request.function_call_id)
+            return None if call.result is None else self._ended(call)
+
+        answer = await self._until(request.timeout, ended)
+        return answer or api_pb2.FunctionGetOutputsResponse(num_unfinished_inputs=1)
 
     def _ended(self, call: Call) -> Any:
         answer = api_pb2.FunctionGetOutputsResponse(last_entry_id="1-0")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from modal_proto import api_pb2
 
 from .._workspace._call import Call, Life, Payload, Result, Status
 from .._workspace._refused import RefusedError, not_found
-from ._context import Context, Rpcs, wait
+from ._context import Context, Rpcs
 from ._handles import definition
 
 # A heartbeat with no news is answered after this long; the container gives it up after 15 s.
@@ -27,18 +26,16 @@ class Containers(Rpcs):
         return api_pb2.VolumeCommitResponse()
 
     async def _serve_container_heartbeat(self, _: Any, context: Context) -> Any:
-        end = time.monotonic() + _HEARTBEAT_SECONDS
-        while True:
-            event = self._bell.next
-            with self._workspace.lock:
-                call, life = self._life(context)
-                if life.cancelled and life.fetched:
-                    life.cancelled = False
-                    cancel_event = api_pb2.CancelInputEvent(input_ids=[call.input_id])
-                    return api_pb2.ContainerHeartbeatResponse(cancel_input_event=cancel_event)
-            left = end - time.monotonic()
-            if left <= 0 or not await wait(event, left):
-                return api_pb2.ContainerHeartbeatResponse()
+        def cancelled() -> Any:
+            call, life = self._life(context)
+            if not (life.cancelled and life.fetched):
+                return None
+            life.cancelled = False
+            cancel_event = api_pb2.CancelInputEvent(input_ids=[call.input_id])
+            return api_pb2.ContainerHeartbeatResponse(cancel_input_event=cancel_event)
+
+        answer = await self._until(_HEARTBEAT_SECONDS, cancelled)
+        return answer or api_pb2.ContainerHeartbeatResponse()
 
     def _serve_function_get_inputs(self, _: Any, context: Context) -> Any:
         call, life = self._life(context)

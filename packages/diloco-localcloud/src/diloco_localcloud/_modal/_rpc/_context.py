@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from .._workspace._workspace import Workspace
 
@@ -66,11 +70,18 @@ class Rpcs:
         self._workspace = workspace
         self._bell = bell
 
+    async def _until(self, seconds: float, look: Callable[[], Any]) -> Any:
+        """Return what ``look`` returns once that is not None; None after seconds of real time.
 
-async def wait(event: asyncio.Event, seconds: float) -> bool:
-    """Return whether an event is set within so many seconds of real time."""
-    try:
-        await asyncio.wait_for(event.wait(), seconds)
-    except TimeoutError:
-        return False
-    return True
+        ``look`` is called under the lock of the workspace.
+        """
+        end = time.monotonic() + seconds
+        while True:
+            event = self._bell.next
+            with self._workspace.lock:
+                answer = look()
+            left = end - time.monotonic()
+            if answer is not None or left <= 0:
+                return answer
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(event.wait(), left)

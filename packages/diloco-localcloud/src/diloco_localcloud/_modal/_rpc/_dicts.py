@@ -7,10 +7,9 @@ from typing import Any
 
 from modal_proto import api_pb2
 
-from .._workspace._dicts import Dict
+from .._workspace._dicts import Dict, Dicts
 from .._workspace._refused import RefusedError, not_found
-from .._workspace._workspace import Workspace
-from ._context import Bell, Context, Rpcs
+from ._context import Context, Rpcs
 
 
 class DictOperations(Rpcs):
@@ -20,9 +19,9 @@ class DictOperations(Rpcs):
     then, and a client has to cope with it.
     """
 
-    def __init__(self, workspace: Workspace, bell: Bell) -> None:
-        super().__init__(workspace, bell)
-        self._dicts = workspace.dicts
+    @property
+    def _dicts(self) -> Dicts:
+        return self._workspace.dicts
 
     def _serve_dict_get_or_create(self, request: Any, _: Context) -> Any:
         environment = self._workspace.environment(request.environment_name)
