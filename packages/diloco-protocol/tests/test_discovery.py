@@ -103,9 +103,7 @@ class TestDiscovery:
             "[diloco.executors]\ngood = rival:E\n"
         )
         assert "good" not in executors(), "neither is chosen in silence"
-        with pytest.raises(
-            InvalidRequestError, match="two installed packages provide this backend"
-        ):
+        with pytest.raises(InvalidRequestError, match="several installed packages provide 'good'"):
             get_executor("good")
 
     def test_what_is_not_there(self):

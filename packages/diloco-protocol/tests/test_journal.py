@@ -500,7 +500,7 @@ def test_a_folder_in_place_of_a_record_is_damage(tmp_path):
     end.unlink()
     end.mkdir()
     before = len(list(Path("/dev/fd").iterdir()))
-    with pytest.raises(journals.DamagedRecordError, match="is not a file of the user"):
+    with pytest.raises(journals.DamagedRecordError, match="not a file of the user"):
         journal.end(first)
     assert len(list(Path("/dev/fd").iterdir())) == before
     assert journal.end(second) == (DONE, 1)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_protocol import _one_attempt, _processes
+from diloco_protocol import _attempts, _processes
 from diloco_protocol._processes import (
     Process,
     descendants,
@@ -152,10 +152,10 @@ def test_a_runner_that_cannot_see_what_is_left_looks_again(monkeypatch):
             raise seen
         return seen
 
-    monkeypatch.setattr(_one_attempt, "members", look)
-    monkeypatch.setattr(_one_attempt, "_reap", lambda *_: 256)
+    monkeypatch.setattr(_attempts, "members", look)
+    monkeypatch.setattr(_attempts, "_reap", lambda *_: 256)
     signals = SimpleNamespace(received=[], wait=lambda seconds: None)
     arguments = SimpleNamespace(pid=0), SimpleNamespace(timeout=None, grace=1.0), signals
-    assert _one_attempt._watch(*arguments) == (256, None, None)
+    assert _attempts._watch(*arguments) == (256, None, None)
     with pytest.raises(PermissionError):
-        _one_attempt._watch(*arguments)
+        _attempts._watch(*arguments)

@@ -10,7 +10,7 @@ import pytest
 from runner_lab import PATIENCE, alive, children, end, overrun, read_pid, replica, wait_for
 
 from diloco_protocol import Reason, ReplicaSpec
-from diloco_protocol._one_attempt import _outcome
+from diloco_protocol._attempts import _outcome
 from diloco_protocol._processes import processes
 
 __all__ = ["replica"]

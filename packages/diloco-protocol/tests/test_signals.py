@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from diloco_protocol._signals import is_signal_name
+from diloco_protocol._processes import is_signal_name
 from diloco_protocol.backend import read_wait_status, signal_name
 
 

@@ -28,9 +28,8 @@ from ._errors import (
     ThrottledError,
     UnavailableError,
 )
-from ._executor import ServerlessExecutor
 from ._handle import ReplicaHandle
-from ._hooks import Finding, LogQuery, Option
+from ._hooks import Finding, LogQuery, Option, ServerlessExecutor
 from ._journal import RecordedRun, RunJournal, StoreJournal
 from ._journal_folder import FolderJournal, state_folder
 from ._message import (

@@ -26,8 +26,8 @@ from ._recent import LookOrder
 from ._redact import redact_and_cut, redact_json, redact_text
 from ._rendezvous import try_rendezvous
 from ._request import LaunchOptions, Plan, RunRequest, check_restarts, is_run_id, make_request
+from ._spec import check_variables
 from ._texts import readable
-from ._variables import check_variables
 from ._watched import Watched
 
 if TYPE_CHECKING:

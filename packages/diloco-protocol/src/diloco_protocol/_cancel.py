@@ -1,4 +1,4 @@
-"""Cancelling several replicas at once."""
+"""Ending several replicas at once: cancelling them, and taking back a launch that failed."""
 
 from __future__ import annotations
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from ._checks import read_whole, shown
 from ._errors import InvalidRequestError
 from ._json import dumps, loads_texts
-from ._spec import ReplicaSpec
-from ._variables import SPEC_PREFIX
+from ._spec import SPEC_PREFIX, ReplicaSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,20 +1,31 @@
-"""Finding what installed packages supply: backends, and verbs of the command ``diloco``."""
+"""Finding what installed packages supply: backends, and verbs of the command ``diloco``.
+
+A package describes a verb as a backend describes its constructor, with a class of
+:class:`Options`, and names it in the entry-point group ``diloco.commands``::
+
+    @command(ExportOptions)
+    def export(options):
+        \"\"\"Write the model of a run to a file.\"\"\"
+        ...
+        return Answer({"outer_steps": steps}, (f"the model after {steps} outer steps",))
+
+On the command line, options without a default are arguments, in their order, and the others are
+written ``--name``.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ._checks import shown
 from ._errors import InvalidRequestError
 from ._hooks import Option
 from ._options import Options, options_of
 
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
+T = TypeVar("T", bound=Options)
 
 EXECUTORS = "diloco.executors"
 COMMANDS = "diloco.commands"
@@ -25,17 +36,20 @@ def executors() -> dict[str, type[Any]]:
 
     Those that cannot be loaded are in :func:`load_errors`.
     """
-    return {name: loaded for name, loaded in _load().items() if not isinstance(loaded, Exception)}
+    loaded = _all_loaded()
+    return {name: item for name, item in loaded.items() if not isinstance(item, Exception)}
 
 
 def load_errors() -> dict[str, Exception]:
     """Return the errors of the installed backends that cannot be loaded, by name."""
-    return {name: loaded for name, loaded in _load().items() if isinstance(loaded, Exception)}
+    return {name: item for name, item in _all_loaded().items() if isinstance(item, Exception)}
 
 
 def executor_names() -> list[str]:
     """Return the names of all installed backends, sorted; none of them is imported."""
-    return sorted(_installed(EXECUTORS))
+    from importlib.metadata import entry_points  # slow to import, and seldom needed
+
+    return sorted(entry_points(group=EXECUTORS).names)
 
 
 def get_executor(name: str) -> type[Any]:
@@ -45,11 +59,10 @@ def get_executor(name: str) -> type[Any]:
         InvalidRequestError: It is not installed, or cannot be loaded; the error says why, and which
             backends there are.
     """
-    installed = _installed(EXECUTORS)
-    if name not in installed:
-        known = ", ".join(sorted(installed)) or "none"
+    backend: type[Any] | None = _required(EXECUTORS, name)
+    if backend is None:
+        known = ", ".join(executor_names()) or "none"
         raise InvalidRequestError(f"no backend {shown(name)} is installed; installed are: {known}")
-    backend: type[Any] = _required(installed[name], f"the backend {name!r}")
     return backend
 
 
@@ -62,56 +75,42 @@ def get_command(name: str) -> Command | None:
     Raises:
         InvalidRequestError: It cannot be loaded, or is not a :class:`Command`.
     """
-    point = _installed(COMMANDS).get(name)
-    if point is None:
-        return None
-    loaded = _required(point, f"the command {name!r}")
-    if not isinstance(loaded, Command):
+    loaded = _required(COMMANDS, name)
+    if loaded is not None and not isinstance(loaded, Command):
         raise InvalidRequestError(
             f"the command {name!r} is installed but is not a Command: {shown(loaded)}"
         )
     return loaded
 
 
-def _load() -> dict[str, type[Any] | Exception]:
-    return {name: _loaded(point) for name, point in _installed(EXECUTORS).items()}
+def _all_loaded() -> dict[str, type[Any] | Exception]:
+    return {name: _loaded(EXECUTORS, name) for name in executor_names()}
 
 
-def _installed(group: str) -> dict[str, EntryPoint | InvalidRequestError]:
-    """Return the entry points of a group by name; an error where two packages have one name."""
-    from importlib.metadata import EntryPoint, entry_points  # slow to import, and seldom needed
-
-    installed: dict[str, EntryPoint | InvalidRequestError] = {}
-    for point in entry_points(group=group):
-        other = installed.setdefault(point.name, point)
-        if isinstance(other, EntryPoint) and other.value != point.value:
-            what = "backend" if group == EXECUTORS else "command"
-            installed[point.name] = InvalidRequestError(
-                f"two installed packages provide this {what}: {other.value} and {point.value}; "
-                "uninstall one"
-            )
-    return installed
-
-
-def _loaded(point: EntryPoint | InvalidRequestError) -> Any:
-    """Return what an entry point names, or the exception with which it could not be loaded."""
-    if isinstance(point, Exception):
-        return point
-    try:
-        return point.load()
-    # Any exception of a package's import is kept, and shown later
-    except Exception as error:  # noqa: BLE001
-        return error
-
-
-def _required(point: EntryPoint | InvalidRequestError, what: str) -> Any:
-    loaded = _loaded(point)
+def _required(group: str, name: str) -> Any:
+    loaded = _loaded(group, name)
     if isinstance(loaded, Exception):
-        raise InvalidRequestError(f"{what} is installed but cannot be loaded: {loaded}") from loaded
+        raise InvalidRequestError(
+            f"{name!r} is installed but cannot be loaded: {loaded}"
+        ) from loaded
     return loaded
 
 
-T = TypeVar("T", bound=Options)
+def _loaded(group: str, name: str) -> Any:
+    """Return what a package has under a name, the exception of loading it, or None if none has."""
+    from importlib.metadata import entry_points
+
+    points = {point.value: point for point in entry_points(group=group, name=name)}
+    if len(points) > 1:
+        return InvalidRequestError(
+            f"several installed packages provide {name!r}: {', '.join(points)}; uninstall all but "
+            "one"
+        )
+    try:
+        return next((point.load() for point in points.values()), None)
+    # Any exception of a package's import is kept, and shown later
+    except Exception as error:  # noqa: BLE001
+        return error
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The fields that outcomes and statuses share, and the values allowed in them.
+"""The fields that outcomes and statuses share, the values allowed in them, and statuses as JSON.
 
 Writers and readers use the same table.
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._checks import has_half_a_pair, shown
 from ._errors import InvalidRequestError, SpecVersionError
-from ._signals import is_signal_name
+from ._processes import is_signal_name
 from ._types import Reason, ReplicaState, ReplicaStatus
 
 if TYPE_CHECKING:

@@ -1,6 +1,7 @@
-"""Following a log: when to look again, and when everything has been read.
+"""Following a log: its lines, when to look again, and when everything has been read.
 
-A platform's own part is only a reader, which yields the lines that are new at each look.
+A platform's own part is only a reader, which yields the lines that are new at each look. Any
+program may have written the log, and a line without an end must not fill the launcher's memory.
 """
 
 from __future__ import annotations

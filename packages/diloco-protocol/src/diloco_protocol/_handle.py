@@ -6,11 +6,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ._bounds import RECORD_BYTES
 from ._checks import check_whole, shown
 from ._errors import InvalidRequestError
 from ._fields import LARGEST, check_version
-from ._json import canonical, loads_bounded
+from ._json import RECORD_BYTES, canonical, loads_bounded
 
 HANDLE_VERSION = 1
 

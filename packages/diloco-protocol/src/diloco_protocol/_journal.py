@@ -9,11 +9,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar, runtime_checkable
 
 from . import _journal_records as records
-from ._bounds import RESULT_BYTES
 from ._collect import RESULT_LOST
 from ._errors import BackendError, InvalidRequestError, SpecVersionError, UnavailableError
 from ._journal_records import DamagedRecordError, Launch
-from ._json import dumps
+from ._json import RESULT_BYTES, dumps
 from ._redact import redact_json, redact_text
 
 if TYPE_CHECKING:

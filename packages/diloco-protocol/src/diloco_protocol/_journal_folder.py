@@ -82,7 +82,9 @@ class FolderJournal(StoreJournal):
         try:
             make_private_folder(self.folder)
             make_private_folder(path.parent)
-            write_private(partial, data.decode())
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            with os.fdopen(os.open(partial, flags, 0o600), "wb") as file:
+                file.write(data)
             move(partial, path)
         finally:  # do not fill the disk with partial files
             with contextlib.suppress(OSError):
@@ -148,28 +150,13 @@ def check_private_folder(path: Path) -> None:
         return
     if not stat.S_ISDIR(status.st_mode):
         return
-    if status.st_uid != os.geteuid():
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise InvalidRequestError(
-            f"the folder {path} belongs to the user with the id {status.st_uid}, and this one has "
-            f"{os.geteuid()}: what is written there is believed, so give a folder of your own, "
-            "such as a new one in it"
+            f"others can write to the folder {path} (it belongs to the user with the id "
+            f"{status.st_uid}, and its mode is {status.st_mode & 0o7777:o}), and what is written "
+            f"there is believed: take that right away (chmod go-w {path}), or give a folder of "
+            "your own, such as a new one in it"
         )
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise InvalidRequestError(
-            f"others can write to the folder {path}, and what is written there is believed: take "
-            f"that right away (chmod go-w {path}), or give another folder"
-        )
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a new file that only this user can read.
-
-    Raises:
-        OSError: The file exists, or cannot be written.
-    """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
 
 
 def open_private(path: Path) -> BinaryIO:
@@ -179,18 +166,19 @@ def open_private(path: Path) -> BinaryIO:
         InvalidRequestError: The path is a link or not a file, or the file belongs to another user.
         OSError: The file is missing or cannot be read.
     """
+    refusal = InvalidRequestError(
+        f"{path} is a link, or not a file of the user with the id {os.geteuid()}, and is not read: "
+        "remove it"
+    )
     try:
         # Without blocking, since it could be a FIFO to which no process writes.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        if error.errno not in {errno.ELOOP, errno.EMLINK}:
-            raise
-        raise InvalidRequestError(f"{path} is a link, and is not followed: remove it") from error
+        if error.errno in {errno.ELOOP, errno.EMLINK}:
+            raise refusal from error
+        raise
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         os.close(descriptor)
-        raise InvalidRequestError(
-            f"{path} is not a file of the user with the id {os.geteuid()}, and is not read: remove "
-            "it"
-        )
+        raise refusal
     return os.fdopen(descriptor, "rb")

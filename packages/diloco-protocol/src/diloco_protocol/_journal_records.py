@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import __about__
-from ._bounds import OUTCOME_BYTES, RECORD_BYTES, check_size
 from ._checks import shown
 from ._errors import DilocoError, InvalidRequestError
 from ._fields import check_version, status_from_data, status_to_data
 from ._handle import ReplicaHandle
-from ._json import check_json, dumps, loads
+from ._json import OUTCOME_BYTES, RECORD_BYTES, check_json, check_size, dumps, loads
 from ._redact import redact_json
 
 if TYPE_CHECKING:

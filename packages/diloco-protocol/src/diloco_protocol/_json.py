@@ -1,16 +1,27 @@
-"""JSON that comes back exactly as it went in, or is refused."""
+"""JSON that comes back exactly as it went in, or is refused; and bounds on what is read.
+
+There is one bound per kind of object that a launcher reads. Such an object may have been written by
+a replica, or by a stranger who guessed its name. So a reader checks the size itself, and never
+relies on what our own writers would have refused.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from ._bounds import check_size
 from ._checks import has_half_a_pair, shown
 from ._errors import InvalidRequestError
 from ._redact import redact_and_cut
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class _Readable(Protocol):
+        def read(self, size: int, /) -> bytes: ...
+
 
 # Python's own parser refuses integers of more than 4300 digits, which are 14,284 bits, or of more
 # digits than PYTHONINTMAXSTRDIGITS allows.
@@ -180,3 +191,49 @@ def _shown(path: list[str | int]) -> str:
         for step in steps
     )
     return f"{called}{redact_and_cut(text, _SHOWN)}"
+
+
+RESULT_BYTES = 16 * 1024 * 1024
+"""Largest result of a replica, in bytes of JSON, on every backend. A backend may allow less."""
+OUTCOME_BYTES = RESULT_BYTES + 1024 * 1024
+"""Largest outcome, in bytes of JSON: a result and the texts beside it."""
+RECORD_BYTES = 8 * 1024 * 1024
+"""Largest record of a run or of a launch, in bytes."""
+_PIECE = 1 << 20
+
+
+def check_size(what: str, size: int, most: int) -> None:
+    """Refuse an object that is larger than any object of its kind can be.
+
+    Args:
+        what: Name of the object in the error.
+        size: Its size in bytes.
+        most: The largest size allowed, in bytes.
+
+    Raises:
+        InvalidRequestError: The object is larger.
+    """
+    if size > most:
+        raise InvalidRequestError(f"{what} is larger than {most} bytes, and is not read")
+
+
+def read_bounded(file: _Readable, most: int, what: str) -> bytes:
+    """Read a file or the body of an answer to its end.
+
+    At most ``most`` bytes and one further piece are held in memory.
+
+    Args:
+        file: The file; ``read(n)`` returns at most n bytes, and no bytes at the end.
+        most: The largest size allowed, in bytes.
+        what: Name of the file in the error.
+
+    Raises:
+        InvalidRequestError: The file is larger; the rest of it is not read.
+    """
+    pieces: list[bytes] = []
+    size = 0
+    while piece := file.read(min(_PIECE, most + 1 - size)):
+        size += len(piece)
+        check_size(what, size, most)
+        pieces.append(piece)
+    return b"".join(pieces)

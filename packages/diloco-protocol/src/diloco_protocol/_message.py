@@ -1,4 +1,4 @@
-"""Outcomes sent through a narrow channel.
+"""The ways in which an outcome is reported: in files, in a narrow channel, in log lines.
 
 The channel holds a few KiB of text; a result that does not fit goes into marked log lines.
 """
@@ -11,11 +11,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ._bounds import OUTCOME_BYTES, check_size, read_bounded
 from ._checks import check_whole, shown
 from ._errors import DilocoError, InvalidRequestError
 from ._fields import shorten
-from ._json import check_json, dumps, loads, loads_bounded
+from ._json import OUTCOME_BYTES, check_json, check_size, dumps, loads, loads_bounded, read_bounded
 from ._outcome import FINAL_CODE, Outcome, check_result_size, with_sound_texts
 from ._types import Reason
 
@@ -132,14 +131,12 @@ def outcome_from_message(text: str) -> OutcomeMessage:
         raise InvalidRequestError(f"this message has the unknown fields {shown(sorted(data))}")
     lines, digest = data["result_lines"], data["result_sha256"]
     most = -(-OutcomeMessage.max_result_bytes // _PIECE)
-    if type(lines) is not int or not 0 <= lines <= most:
+    has_lines = type(lines) is int and 0 < lines <= most
+    has_digest = type(digest) is str and _SHA256.fullmatch(digest) is not None
+    if not (has_lines and has_digest) and (type(lines) is not int or (lines, digest) != (0, "")):
         raise InvalidRequestError(
-            f"this message says that {shown(lines)} log lines carry the result, and 0 to {most} can"
-        )
-    if type(digest) is not str or not (_SHA256.fullmatch(digest) if lines else digest == ""):
-        raise InvalidRequestError(
-            f"this message has result_sha256={shown(digest)}, and with {lines} lines it must be "
-            f"{'64 hexadecimal digits' if lines else 'empty'}"
+            f"this message has result_lines={shown(lines)} and result_sha256={shown(digest)}, and "
+            f"it must be a number up to {most} with 64 hexadecimal digits, or 0 with no text"
         )
     return OutcomeMessage(Outcome.from_data(data["outcome"]), lines, digest)
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ._bounds import OUTCOME_BYTES, RESULT_BYTES
 from ._checks import check_whole, shown
 from ._errors import InvalidRequestError
 from ._fields import check_fields, check_version, sound_text
-from ._json import check_json, dumps, loads_bounded
+from ._json import OUTCOME_BYTES, RESULT_BYTES, check_json, dumps, loads_bounded
 from ._types import Reason
 
 OUTCOME_VERSION = 2

@@ -1,4 +1,4 @@
-"""A memory of bounded size, for what saves calls and on which nothing else depends."""
+"""Memories of an executor: of bounded size, and of the order of concurrent looks at replicas."""
 
 from __future__ import annotations
 

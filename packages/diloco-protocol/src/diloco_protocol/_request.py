@@ -24,10 +24,10 @@ from ._errors import InvalidRequestError
 from ._json import canonical, check_json
 from ._redact import redacted_repr
 from ._resources import parse_gpu
-from ._spec import ReplicaSpec
-from ._variables import (
+from ._spec import (
     RANK_VARIABLE,
     WORLD_SIZE_VARIABLE,
+    ReplicaSpec,
     check_variables,
     is_reserved,
     is_variable_name,

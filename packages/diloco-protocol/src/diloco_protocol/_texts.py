@@ -1,6 +1,8 @@
 """Texts for people to read.
 
-Characters that would make a terminal or a log say something else are removed from texts of others.
+Characters that would make a terminal or a log say something else are removed from texts of others,
+and secrets from messages of errors. Python prints the texts of the exceptions that led to an error
+of ours, which come from client libraries, above it; so they are treated in the same way.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ They are options, checks, resources, redaction, signals, processes, and verbs of
 """
 
 from ._backoff import Patiently, latest_try
-from ._bounds import OUTCOME_BYTES, RECORD_BYTES, RESULT_BYTES, check_size, read_bounded
 from ._cancel import all_or_nothing, cancel_all, check_ended
 from ._channels import spec_sha256, variables_from_strings, variables_to_strings
 from ._checks import (
@@ -29,29 +28,42 @@ from ._follow import LINE_BYTES, LineSplitter, LogEnd, Look, follow, split_lines
 from ._handle import check_metadata
 from ._hooks import findings_of
 from ._in_time import in_time
-from ._json import check_json
-from ._option_checks import RUNNER, check_command, check_flag, one_of, seconds, text_like, whole
+from ._json import OUTCOME_BYTES, RECORD_BYTES, RESULT_BYTES, check_json, check_size, read_bounded
 from ._options import (
+    RUNNER,
     Options,
     check_backoff,
+    check_command,
+    check_flag,
     check_journal,
     details,
+    one_of,
     option,
     options_of,
     options_table,
+    seconds,
     takes,
+    text_like,
+    whole,
 )
 from ._outcome import FINAL_CODE
-from ._processes import Process, adopt_orphans, descendants, is_shortage, processes, read_process
+from ._processes import (
+    Process,
+    adopt_orphans,
+    descendants,
+    is_shortage,
+    processes,
+    read_process,
+    read_wait_status,
+    signal_name,
+)
 from ._recent import Recent
 from ._redact import redact, redact_and_cut, redact_json, redact_text
 from ._request import MAX_REPLICAS, check_restarts, check_run_prefix, is_run_id, refuse
 from ._resources import ANY, GpuRequest, parse_gpu
 from ._secret_forms import REDACTED
-from ._signals import read_wait_status, signal_name
-from ._spec import redact_spec
+from ._spec import check_variables, is_reserved, redact_spec
 from ._texts import readable
-from ._variables import check_variables, is_reserved
 
 __all__ = [
     "ANY", "FINAL_CODE", "LINE_BYTES", "MAX_REPLICAS", "OUTCOME_BYTES", "RECORD_BYTES", "REDACTED",

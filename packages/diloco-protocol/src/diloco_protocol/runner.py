@@ -59,14 +59,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ._attempts import AttemptCounter, run_attempts
-from ._bounds import RESULT_BYTES
+from ._attempts import AttemptCounter, Signals, run_attempt, run_attempts
 from ._channels import spec_from_arguments, spec_from_environment, variables_from_strings
 from ._checks import read_whole
 from ._child import call
 from ._errors import DilocoError
 from ._fields import LARGEST
-from ._json import loads_texts
+from ._json import RESULT_BYTES, loads_texts
 from ._message import (
     LEAST_MESSAGE_BYTES,
     MESSAGE_BYTES,
@@ -77,7 +76,6 @@ from ._message import (
     write_message,
     write_outcome,
 )
-from ._one_attempt import Signals, run_attempt
 from ._outcome import Outcome
 from ._spec import ReplicaSpec
 from ._types import Reason

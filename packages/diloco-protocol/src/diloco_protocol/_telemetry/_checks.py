@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
-from .._checks import check_whole, is_number, or_none, shown
+from .._checks import is_number, or_none, shown
 from .._errors import InvalidRequestError
 from .._fields import LARGEST, LATEST
+from .._options import check_flag, whole
 from .._texts import readable
 
 MOST_METRICS = 32
@@ -90,24 +91,10 @@ def _number(name: str, value: object, most: float = _LARGEST) -> float:
     return float(value)
 
 
-def _whole(name: str, value: object) -> int:
-    return check_whole(name, value, 0, _LARGEST)
-
-
-def _rank(name: str, value: object) -> int:
-    return check_whole(name, value, 0, 99_999)
-
-
 def _word(name: str, value: object) -> Phase:
     if not isinstance(value, str) or value not in list(Phase):
         raise InvalidRequestError(f"{name} must be one of {', '.join(Phase)}, not {shown(value)}")
     return Phase(value)
-
-
-def _flag(name: str, value: object) -> bool:
-    if type(value) is not bool:
-        raise InvalidRequestError(f"{name} must be true or false, not {shown(value)}")
-    return value
 
 
 def _several(check: Callable[[str, object], Any]) -> Callable[[str, object], tuple[Any, ...]]:
@@ -121,25 +108,23 @@ def _several(check: Callable[[str, object], Any]) -> Callable[[str, object], tup
     return checked
 
 
+_whole, _rank = whole(0, _LARGEST), whole(0, 99_999)
+# By the names of the fields, or else by their types.
 CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
-    **dict.fromkeys(("run", "host", "backend", "place", "fragment", "contribution"), _text),
-    "error": _text,
-    **dict.fromkeys(("epoch", "step", "sync", "missing", "dropped", "number", "members"), _whole),
-    **dict.fromkeys(("inner_steps", "total_inner_steps", "batches_to_skip"), _whole),
-    **dict.fromkeys(("bytes_sent", "bytes_received"), _whole),
-    **dict.fromkeys(("wait_seconds", "exchange_seconds", "compute_seconds"), _number),
-    **dict.fromkeys(("hidden_seconds", "exposed_seconds"), _number),
-    **dict.fromkeys(("outer_lr", "weights", "clipped"), _several(_number)),
-    **dict.fromkeys(("committed", "reloaded"), _flag),
     "rank": _rank,
-    "world_size": lambda name, value: check_whole(name, value, 1, 100_000),
-    "attempt": or_none(lambda name, value: check_whole(name, value, 1, LARGEST)),
+    "world_size": whole(1, 100_000),
+    "attempt": or_none(whole(1, LARGEST)),
     "time": lambda name, value: _number(name, value, LATEST),
-    **dict.fromkeys(("writes", "reads"), or_none(_whole)),
-    "phase": _word,
-    "waits_for": _several(_rank),
-    "seconds_per_step": or_none(_number),
     "training_share": or_none(lambda name, value: _number(name, value, 1)),
-    "ended": or_none(_text),
-    **dict.fromkeys(("metrics", "setup"), lambda _, value: check_metrics(value)),
+    "waits_for": _several(_rank),
+    "str": _text,
+    "str | None": or_none(_text),
+    "int": _whole,
+    "int | None": or_none(_whole),
+    "float": _number,
+    "float | None": or_none(_number),
+    "tuple[float, ...]": _several(_number),
+    "bool": check_flag,
+    "Phase": _word,
+    "Mapping[str, Metric]": lambda _, value: check_metrics(value),
 }

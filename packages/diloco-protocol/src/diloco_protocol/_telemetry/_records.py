@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Self
 
-from .._bounds import check_size
 from .._errors import InvalidRequestError, SpecVersionError
 from .._fields import check_version
-from .._json import loads
+from .._json import check_size, loads
 from ._checks import CHECKS, Metric, Phase
 
 VERSION = 1
@@ -34,8 +33,8 @@ class _Record:
 
     def __post_init__(self) -> None:
         for item in fields(self):  # type: ignore[arg-type] # a dataclass
-            checked = CHECKS[item.name](item.name, getattr(self, item.name))
-            object.__setattr__(self, item.name, checked)
+            check = CHECKS.get(item.name) or CHECKS[str(item.type)]
+            object.__setattr__(self, item.name, check(item.name, getattr(self, item.name)))
 
     def to_bytes(self) -> bytes:
         """Return the record as one line of JSON, with its end."""
