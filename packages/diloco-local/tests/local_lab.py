@@ -33,7 +33,7 @@ def results_of(executor, handles):
 
 def locate(handle):
     """The directory and the record of a handle's run, wherever it is."""
-    return _runs.locate(handle, [Root(Path(handle.metadata["root"]))])
+    return _runs.locate(handle, Root(Path(handle.metadata["root"])))
 
 
 def ended_run(root, run_id="ended", result=3, ranks=1, uid=None):

@@ -222,7 +222,7 @@ def test_what_was_left_unwatched_is_ended_whatever_its_state_says(waiting, until
     files = run_of(run.handle)
     watchers = json.loads((files.path / "supervisor.json").read_text())
     for key in ("parent", "supervisor"):
-        process = ProcessId.from_dict(watchers[key])
+        process = ProcessId.of(watchers[key])
         process.send(9)
         until(lambda process=process: not process.alive())
     files.replica(0).state.write_text('{"known": 5}')

@@ -51,10 +51,8 @@ def refused_by_all(executor, handle, *words):
 def test_a_handle_of_another_root_is_refused_by_every_verb(tmp_path):
     handle = ended_run(tmp_path / "theirs")
     before = contents(tmp_path / "theirs")
-    executor = LocalProcessExecutor(root=tmp_path / "mine", other_roots=[tmp_path / "shared"])
-    refused_by_all(
-        executor, handle, tmp_path / "theirs", tmp_path / "mine", tmp_path / "shared", "other_roots"
-    )
+    executor = LocalProcessExecutor(root=tmp_path / "mine")
+    refused_by_all(executor, handle, tmp_path / "theirs", tmp_path / "mine", "use one with that")
     assert contents(tmp_path / "theirs") == before
     assert not (tmp_path / "mine").exists()
 
@@ -82,7 +80,7 @@ def test_a_forged_handle_ends_no_process(tmp_path):
         state = AttemptState(attempt=1, phase="running", runner=named, started_at=1.0)
         replica.state.write_text(json.dumps(asdict(state)))
         executor = LocalProcessExecutor(root=tmp_path / "mine")
-        with pytest.raises(InvalidRequestError, match="other_roots"):
+        with pytest.raises(InvalidRequestError, match="use one with that root"):
             executor.cancel(handle)
         assert not run_of(handle).path.joinpath("supervisor.json").exists()  # nobody was started
         assert named.alive()
@@ -90,50 +88,13 @@ def test_a_forged_handle_ends_no_process(tmp_path):
     assert victim.returncode == 0
 
 
-def test_handles_of_the_other_roots_are_taken(tmp_path):
-    handle = ended_run(tmp_path / "theirs", result=3)
-    executor = LocalProcessExecutor(root=tmp_path / "mine", other_roots=[tmp_path / "theirs"])
-    assert executor.poll(handle) is ReplicaState.SUCCEEDED
-    assert executor.collect([handle])[0]["result"] == 3
-    assert executor.list_runs() == []  # of its own root
-    executor.purge(handle)
-    assert Root(tmp_path / "theirs").run_ids() == []
-
-
-def test_a_purge_writes_down_the_ends_of_all_ranks_of_another_root(tmp_path):
+def test_a_purge_writes_down_the_ends_of_all_ranks(tmp_path):
     handle = ended_run(tmp_path / "theirs", result=3, ranks=2)
     handles = [handle, replace(handle, rank=1)]
-    executor = LocalProcessExecutor(
-        root=tmp_path / "mine",
-        other_roots=[tmp_path / "theirs"],
-        journal=FolderJournal(tmp_path / "journal"),
-    )
+    journal = FolderJournal(tmp_path / "journal")
+    executor = LocalProcessExecutor(root=tmp_path / "theirs", journal=journal)
     executor.purge(handle)
     assert [entry["result"] for entry in executor.collect(handles, timeout=0)] == [3, 3]
-
-
-def test_namesakes_in_two_roots_do_not_hide_each_other(tmp_path):
-    bad, good = (ended_run(tmp_path / root, uid=root) for root in ("bad", "good"))
-    Root(tmp_path / "bad").run("ended").record.write_text("{")
-    executor = LocalProcessExecutor(root=tmp_path / "bad", other_roots=[tmp_path / "good"])
-    seen = []
-    with pytest.raises(BackendError) as caught:
-        executor.collect([bad, good], progress=seen.append)
-    assert list(seen[-1]) == [good]
-    assert "1 of 2 handles" in caught.value.__notes__[0]
-
-
-def test_names_are_looked_for_in_the_own_root_alone(tmp_path):
-    journal = FolderJournal(tmp_path / "journal")
-    handle = ended_run(tmp_path / "theirs")
-    journal.record_launch([handle])
-    executor = LocalProcessExecutor(
-        root=tmp_path / "mine", other_roots=[tmp_path / "theirs"], journal=journal
-    )
-    for find in (executor.attach, executor.cancel_run):
-        with pytest.raises(ReplicaNotFoundError):
-            find("ended")
-    assert executor.poll(handle) is ReplicaState.SUCCEEDED
 
 
 @pytest.mark.parametrize("seen", [False, True])
@@ -148,18 +109,6 @@ def test_a_purge_writes_down_the_ends_for_handles_that_name_the_root_by_a_link(t
         other.collect([handle])
     other.purge(handle)
     assert executor.collect(executor.attach("ended"))[0]["result"] == 3
-
-
-def test_a_purge_in_another_root_is_not_refused_for_a_namesake(tmp_path):
-    bad, good = (ended_run(tmp_path / root, uid=root) for root in ("mine", "theirs"))
-    run_of(bad).record.write_text("{")
-    executor = LocalProcessExecutor(
-        root=tmp_path / "mine",
-        other_roots=[tmp_path / "theirs"],
-        journal=FolderJournal(tmp_path / "journal"),
-    )
-    executor.purge(good)
-    assert Root(tmp_path / "theirs").run_ids() == []
 
 
 def test_a_run_whose_record_is_a_link_hides_no_other(tmp_path):
@@ -253,7 +202,7 @@ def test_a_root_that_leads_nowhere_is_refused(tmp_path):
         lambda: executor.attach("a-run"),
         lambda: executor.launch_replicas(1, "a_module_nobody_has:main", {}),
     ):
-        with pytest.raises(InvalidRequestError, match="cannot be looked at"):
+        with pytest.raises(InvalidRequestError, match="is a link, or not a folder"):
             call()
 
 
@@ -470,3 +419,9 @@ def test_a_link_in_place_of_a_run_is_not_taken_for_a_launch(tmp_path):
     with pytest.raises(InvalidRequestError, match="is a link"):
         executor.launch_replicas(1, "a_module_nobody_has:main", {}, run_id="mine")
     assert executor.list_runs() == []
+
+
+def test_of_a_root_that_is_missing_nothing_is_known(tmp_path):
+    handle = ended_run(tmp_path / "mounted")
+    (tmp_path / "mounted").rename(tmp_path / "elsewhere")
+    refused_by_all(LocalProcessExecutor(root=tmp_path / "mounted"), handle, "missing on this host")

@@ -3,7 +3,7 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -23,7 +23,7 @@ def sleeper():
 def test_of_itself():
     identity = ProcessId.of(os.getpid())
     assert identity.alive()
-    assert ProcessId.from_dict(identity.to_dict()) == identity
+    assert ProcessId.from_dict(asdict(identity)) == identity
 
 
 def test_another_start_time_is_another_process(sleeper):

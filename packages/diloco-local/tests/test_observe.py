@@ -40,7 +40,7 @@ def test_a_reused_pid_is_not_the_replica(waiting, until):
     files, _ = locate(run.handle)
     state = json.loads(files.replica(0).state.read_text())
     watchers = json.loads((files.path / "supervisor.json").read_text())
-    processes = [ProcessId.from_dict(watchers[key]) for key in ("supervisor", "parent")]
+    processes = [ProcessId.of(watchers[key]) for key in ("supervisor", "parent")]
     processes.append(ProcessId.from_dict(state["runner"]))
     for process in processes:
         process.send(signal.SIGKILL)

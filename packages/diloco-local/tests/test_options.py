@@ -82,10 +82,10 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").symlink_to(sys.executable)
     executor = LocalProcessExecutor(
-        root=Path("~/runs"), other_roots=["~/older"], cwd="~/work",
+        root=Path("~/runs"), cwd="~/work",
         pythonpath=["~", "~/lib", "./~"], python="~/bin/python",
     )  # fmt: skip
-    assert [root.path for root in executor._roots] == [tmp_path / "runs", tmp_path / "older"]
+    assert executor._root.path == tmp_path / "runs"
     (planned,) = executor.plan(1, "json:dumps").requests
     home = str(tmp_path)
     folders = planned["env"]["PYTHONPATH"].split(":")

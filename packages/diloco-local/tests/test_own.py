@@ -43,12 +43,12 @@ def linked_folder(path):
 
 
 FOREIGN_FOLDERS = {
-    "another's": (folder_of_another, f"belongs to the user with the id {ANOTHER_USER}"),
+    "another's": (folder_of_another, f"of the user {ANOTHER_USER}"),
     "a link": (linked_folder, "is a link"),
-    "a file": (lambda path: path.touch(), "is no folder"),
-    "the group's": (folder_with(0o770), "can be written to by others"),
-    "everybody's": (folder_with(0o707), "can be written to by others"),
-    "sticky": (folder_with(0o1777), "can be written to by others"),
+    "a file": (lambda path: path.touch(), "not a folder"),
+    "the group's": (folder_with(0o770), "no other can write to"),
+    "everybody's": (folder_with(0o707), "no other can write to"),
+    "sticky": (folder_with(0o1777), "no other can write to"),
 }
 
 
@@ -97,10 +97,10 @@ def linked_file(path):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (file_of_another, f"belongs to the user with the id {ANOTHER_USER}"),
+        (file_of_another, f"of the user {ANOTHER_USER}"),
         (linked_file, "is a link"),
-        (os.mkfifo, "is no file"),
-        (lambda path: path.mkdir(), "is no file"),
+        (os.mkfifo, "not a file"),
+        (lambda path: path.mkdir(), "not a file"),
     ],
 )
 @pytest.mark.parametrize("mode", ["rb", "ab"])
@@ -136,7 +136,7 @@ def test_what_is_made_is_for_the_owner_alone(tmp_path):
         assert not os.get_inheritable(stream.fileno())
         assert os.get_blocking(stream.fileno())
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
-    with pytest.raises(InvalidRequestError, match="is no FIFO"):
+    with pytest.raises(InvalidRequestError, match="not a FIFO"):
         open_own(tmp_path / "file", os.O_RDWR, fifo=True)
 
 
@@ -149,12 +149,12 @@ def test_what_is_closed_to_its_owner_is_refused(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with monkeypatch.context() as patch:
         patch.setattr(_own.os, "open", refuse)
-        with pytest.raises(InvalidRequestError, match="is closed to its owner"):
+        with pytest.raises(InvalidRequestError, match="can open and no other"):
             _own.open_own(tmp_path / "file", os.O_RDONLY)
     monkeypatch.setattr(_own, "_open_folder", lambda _: os.open(tmp_path, os.O_RDONLY))
     opened = os.open
     monkeypatch.setattr(
         _own.os, "open", lambda *a, **k: refuse() if a[0] == "file" else opened(*a, **k)
     )
-    with pytest.raises(InvalidRequestError, match="is closed to its owner"):
+    with pytest.raises(InvalidRequestError, match="can open and no other"):
         _own.open_own(tmp_path / "file", os.O_RDONLY)

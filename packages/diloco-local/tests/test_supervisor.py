@@ -31,9 +31,7 @@ class Watch:
         self._until = until
 
     def _read(self, key):
-        return ProcessId.from_dict(
-            json.loads((self._run.path / "supervisor.json").read_text())[key]
-        )
+        return ProcessId.of(json.loads((self._run.path / "supervisor.json").read_text())[key])
 
     @property
     def supervisor(self):

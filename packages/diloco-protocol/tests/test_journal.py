@@ -479,11 +479,12 @@ def test_a_write_that_fails_leaves_no_file(tmp_path, monkeypatch, error):
     journal.record_launch(handles())
     before = sorted(tmp_path.rglob("*"))
 
-    def write_half(path, text):
-        path.write_text(text[:10])
+    def write_half(descriptor, mode):
+        os.write(descriptor, b"{")
+        os.close(descriptor)
         raise error
 
-    monkeypatch.setattr(journals, "write_private", write_half)
+    monkeypatch.setattr(os, "fdopen", write_half)
     with pytest.raises((UnavailableError, KeyboardInterrupt)):
         journal.record_end(handles()[0], DONE, 1)
     assert sorted(tmp_path.rglob("*")) == before

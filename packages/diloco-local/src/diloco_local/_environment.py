@@ -35,21 +35,10 @@ from ._processes import MARKER
 SAFE_PATH = ("-P", "-s") if sys.flags.no_user_site else ("-P",)
 
 # The variables that torchrun sets for the processes that it starts.
-_OF_TORCHRUN = frozenset(
-    {
-        "GROUP_RANK",
-        "GROUP_WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "RANK",
-        "ROLE_NAME",
-        "ROLE_RANK",
-        "ROLE_WORLD_SIZE",
-        "WORLD_SIZE",
-    }
-)
+_OF_TORCHRUN = frozenset({
+    "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
+    "MASTER_PORT", "RANK", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "WORLD_SIZE",
+})  # fmt: skip
 
 
 def inherited(environ: Mapping[str, str], inherit_env: bool | Iterable[str]) -> dict[str, str]:
@@ -61,26 +50,25 @@ def inherited(environ: Mapping[str, str], inherit_env: bool | Iterable[str]) -> 
             Variables of torchrun have to be named, and so have Python's where the launcher itself
             ignores them.
     """
-    everything_or_nothing = ["*"] if inherit_env is True else []
-    patterns = everything_or_nothing if isinstance(inherit_env, bool) else list(inherit_env)
+    patterns = ["*"] * inherit_env if isinstance(inherit_env, bool) else list(inherit_env)
     return {
         name: value
         for name, value in environ.items()
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
         and not is_reserved(name)
         and name != MARKER
-        and (name in patterns or not (_is_of_torchrun(name) or _is_ignored(name)))
+        and (name in patterns or not _is_of_the_launcher(name))
     }
 
 
-def _is_ignored(name: str) -> bool:
-    """Say whether the launcher's own interpreter ignores a variable (``python -I`` and ``-E``)."""
-    return bool(sys.flags.ignore_environment) and name.startswith("PYTHON")
+def _is_of_the_launcher(name: str) -> bool:
+    """Say whether a variable is wrong, or ignored, in other processes.
 
-
-def _is_of_torchrun(name: str) -> bool:
-    """Say whether a variable tells a process of torchrun who it is; for others it is wrong."""
-    return name in _OF_TORCHRUN or name.startswith("TORCHELASTIC_")
+    Those of torchrun tell one process who it is. The launcher's own interpreter ignores those of
+    Python if it was started so (``python -I`` and ``-E``).
+    """
+    ignored = bool(sys.flags.ignore_environment) and name.startswith("PYTHON")
+    return ignored or name in _OF_TORCHRUN or name.startswith("TORCHELASTIC_")
 
 
 def find_program(name: str | os.PathLike[str]) -> str | None:
@@ -142,7 +130,7 @@ def import_path(
         chosen += [os.path.abspath(folder) for folder in pythonpath]  # noqa: PTH100
     elif python == sys.executable:
         chosen += extra_folders(sys.path)
-    elif cwd is None and _imports_from_its_folder():
+    elif cwd is None and os.path.realpath("") in map(os.path.realpath, sys.path):
         chosen.append(os.path.abspath(""))  # noqa: PTH100
     chosen = list(dict.fromkeys(chosen))
     # The runner must be found even where the protocol is not installed but taken from a checkout.
@@ -154,11 +142,6 @@ def import_path(
             "take it for two: rename it, or name the folders to look in by pythonpath=[...]"
         )
     return chosen
-
-
-def _imports_from_its_folder() -> bool:
-    folder = os.path.realpath("")
-    return any(os.path.realpath(entry) == folder for entry in sys.path)
 
 
 def compose(

@@ -76,11 +76,11 @@ class LocalProcessExecutor(BaseExecutor):
         super().__init__(**chosen.of_base(Backoff(first=0.02, factor=1.5, cap=0.5)))
         self._options = chosen
         with system_errors():
-            self._root = _root(state_folder() if chosen.root is None else chosen.root)
-            self._roots = (self._root, *map(_root, chosen.other_roots))
+            root = state_folder() if chosen.root is None else chosen.root
+            self._root = Root(Path(os.path.abspath(root)))  # noqa: PTH100
 
     def _check_handle(self, handle: ReplicaHandle) -> None:
-        _runs.check_handle(handle, self._roots)
+        _runs.check_handle(handle, self._root)
 
     # --- launching ---
 
@@ -175,9 +175,9 @@ class LocalProcessExecutor(BaseExecutor):
         statuses = {}
         for handle in handles:
             try:
-                run, record = _runs.locate(handle, self._roots)
+                run, record = _runs.locate(handle, self._root)
                 status = observe_replica(run, record, handle.rank)
-                _runs.locate(handle, self._roots)  # if purged meanwhile, its files say nothing
+                _runs.locate(handle, self._root)  # if purged meanwhile, its files say nothing
             except ReplicaNotFoundError:
                 continue
             statuses[handle] = status
@@ -185,28 +185,28 @@ class LocalProcessExecutor(BaseExecutor):
 
     @system_errors()
     def _result(self, handle: ReplicaHandle) -> Any:
-        run, record = _runs.locate(handle, self._roots)
+        run, record = _runs.locate(handle, self._root)
         return _runs.result_of(run, record, handle.rank)
 
     @system_errors()
     def _rendezvous(self, handle: ReplicaHandle) -> str | None:
-        run, _ = _runs.locate(handle, self._roots)
+        run, _ = _runs.locate(handle, self._root)
         replica = run.replica(handle.rank)
         check_own_folder(replica.path)
         uri = rendezvous_of(replica.attempt(1))
-        _runs.locate(handle, self._roots)  # if purged meanwhile, a missing file says nothing
+        _runs.locate(handle, self._root)  # if purged meanwhile, a missing file says nothing
         return uri
 
     @system_errors()
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
-        run, record = _runs.locate(handle, self._roots)
+        run, record = _runs.locate(handle, self._root)
         replica = run.replica(handle.rank)
         check_own_folder(replica.path)
         if query.n_lines is not None:
             return self._read(handle, iter(_logs.tail(replica, query.n_lines, query.streams)))
 
         def terminal() -> bool:
-            _runs.locate(handle, self._roots)  # a later run of that name says nothing of this one
+            _runs.locate(handle, self._root)  # a later run of that name says nothing of this one
             return observe_replica(run, record, handle.rank).state.terminal
 
         sleep, clock = self._options.sleep, self._options.clock
@@ -216,26 +216,18 @@ class LocalProcessExecutor(BaseExecutor):
     def _read(self, handle: ReplicaHandle, lines: Iterator[str]) -> Iterator[str]:
         with system_errors():
             yield from lines
-            _runs.locate(handle, self._roots)  # if purged meanwhile, they may not be all
+            _runs.locate(handle, self._root)  # if purged meanwhile, they may not be all
 
     # --- ending and finding ---
 
     @system_errors()
     def _stop(self, handle: ReplicaHandle) -> None:
         try:
-            run, record = _runs.locate(handle, self._roots)
+            run, record = _runs.locate(handle, self._root)
         except ReplicaNotFoundError:
             _runs.check_over(handle)  # it was purged, so it had ended
             return
         _runs.cancel(run, record, handle.rank, self._supervise)
-
-    def _is_ours(self, handle: ReplicaHandle) -> bool:
-        if not super()._is_ours(handle):
-            return False
-        return _runs.check_handle(handle, self._roots) is self._root
-
-    def _place(self, handle: ReplicaHandle) -> tuple[str, ...]:
-        return handle.metadata["root"], handle.metadata["uid"]
 
     def _spelled(
         self, handle: ReplicaHandle, known: Sequence[ReplicaHandle]
@@ -245,7 +237,7 @@ class LocalProcessExecutor(BaseExecutor):
     @system_errors()
     def _siblings(self, handle: ReplicaHandle) -> list[ReplicaHandle]:
         try:
-            _, record = _runs.locate(handle, self._roots)
+            _, record = _runs.locate(handle, self._root)
         except ReplicaNotFoundError:
             return [handle]
         return [replace(handle, rank=rank) for rank in record.ranks]
@@ -253,13 +245,13 @@ class LocalProcessExecutor(BaseExecutor):
     @system_errors()
     def _purge(self, handle: ReplicaHandle) -> None:
         try:
-            run, record = _runs.locate(handle, self._roots)
+            run, record = _runs.locate(handle, self._root)
         except ReplicaNotFoundError:
             _runs.check_over(handle)
             # Remove what an interrupted purge of the run has left.
-            _runs.check_handle(handle, self._roots).empty_trash(handle.metadata["uid"])
+            self._root.empty_trash(handle.metadata["uid"])
             return
-        _runs.purge(_runs.check_handle(handle, self._roots), run, record)
+        _runs.purge(self._root, run, record)
 
     @system_errors()
     def _list_runs(self) -> list[str]:
@@ -273,7 +265,3 @@ class LocalProcessExecutor(BaseExecutor):
     def _attach(self, run_id: str) -> list[ReplicaHandle]:
         _, record = _runs.find_run(self._root, run_id)
         return _runs.handles_of(self._root, record)
-
-
-def _root(path: str | os.PathLike[str]) -> Root:
-    return Root(Path(os.path.abspath(path)))  # noqa: PTH100

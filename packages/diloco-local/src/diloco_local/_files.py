@@ -200,9 +200,6 @@ def is_locked(path: Path) -> bool:
             os.close(descriptor)
 
 
-_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-
-
 def check_own_folder(path: Path) -> None:
     """Refuse a folder into which another user could have put something; a missing one is fine.
 
@@ -211,12 +208,11 @@ def check_own_folder(path: Path) -> None:
             can write to it; or none of that can be known.
     """
     try:
-        status = path.lstat()
+        _check(path, "folder", path.lstat())
     except (FileNotFoundError, NotADirectoryError):
         return  # missing: the code that uses it says so
     except OSError as error:
-        raise _refused(path, f"cannot be looked at ({error.strerror})") from error
-    _check_folder(path, status)
+        raise _refused(path, "folder") from error
 
 
 def check_root(path: Path) -> None:
@@ -251,38 +247,21 @@ def open_own(path: Path, flags: int, *, fifo: bool = False) -> int:
             or is not of the expected kind.
         OSError: It is missing, or cannot be opened.
     """
+    kind = "FIFO" if fifo else "file"
     folder = _open_folder(path.parent)
     try:
         # Opened without waiting, since what should be a file could be a FIFO without a writer.
-        descriptor = os.open(
-            path.name,
-            flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK,
-            mode=0o600,
-            dir_fd=folder,
-        )
+        more = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        descriptor = os.open(path.name, flags | more, mode=0o600, dir_fd=folder)
     except OSError as error:
-        if error.errno in {errno.ELOOP, errno.EMLINK}:
-            raise _refused(path, "is a link") from error
-        if error.errno == errno.EACCES:
-            raise _refused(path, "is closed to its owner") from error
-        if (
-            error.errno in {errno.EISDIR, errno.ENXIO} and not fifo
-        ):  # a folder; a socket, or a FIFO without a reader
-            raise _refused(path, "is no file") from error
+        # A folder, a socket, or a FIFO without a reader
+        other_kind = error.errno in {errno.EISDIR, errno.ENXIO} and not fifo
+        if other_kind or error.errno in {errno.ELOOP, errno.EMLINK, errno.EACCES}:
+            raise _refused(path, kind) from error
         raise
     finally:
         os.close(folder)
-    try:
-        status = os.fstat(descriptor)
-        if not (stat.S_ISFIFO if fifo else stat.S_ISREG)(status.st_mode):
-            raise _refused(path, f"is no {'FIFO' if fifo else 'file'}")
-        if status.st_uid != os.geteuid():
-            raise _refused(path, _whose(status))
-        os.set_blocking(descriptor, not fifo)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+    return _checked(path, kind, descriptor)
 
 
 def open_own_stream(path: Path, mode: str) -> IO[Any]:
@@ -295,35 +274,38 @@ def _open_folder(path: Path) -> int:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
-        if path.is_symlink():
-            raise _refused(path, "is a link") from error
-        if error.errno == errno.EACCES:
-            raise _refused(path, "is closed to its owner") from error
+        if path.is_symlink() or error.errno == errno.EACCES:
+            raise _refused(path, "folder") from error
         raise
+    return _checked(path, "folder", descriptor)
+
+
+def _checked(path: Path, kind: str, descriptor: int) -> int:
+    """Return the descriptor of what was opened, or close it if it is refused."""
     try:
-        _check_folder(path, os.fstat(descriptor))
+        _check(path, kind, os.fstat(descriptor))
+        os.set_blocking(descriptor, kind != "FIFO")
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def _check_folder(path: Path, status: os.stat_result) -> None:
-    if stat.S_ISLNK(status.st_mode):
-        raise _refused(path, "is a link")
-    if not stat.S_ISDIR(status.st_mode):
-        raise _refused(path, "is no folder")
-    if status.st_uid != os.geteuid():
-        raise _refused(path, _whose(status))
-    if status.st_mode & _WRITABLE_BY_OTHERS:
-        raise _refused(path, "can be written to by others", f" (or chmod go-w {path})")
+def _check(path: Path, kind: str, status: os.stat_result) -> None:
+    mode = status.st_mode
+    right_kind = {"folder": stat.S_ISDIR, "file": stat.S_ISREG, "FIFO": stat.S_ISFIFO}[kind](mode)
+    closed = kind != "folder" or not mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if not right_kind or status.st_uid != os.geteuid() or not closed:
+        raise _refused(path, kind)
 
 
-def _whose(status: os.stat_result) -> str:
-    return f"belongs to the user with the id {status.st_uid}, and this one has {os.geteuid()}"
-
-
-def _refused(path: Path, why: str, advice: str = "") -> InvalidRequestError:
+def _refused(path: Path, kind: str) -> InvalidRequestError:
+    facts = ""
+    with contextlib.suppress(OSError):
+        status = path.lstat()
+        facts = f" (it is {stat.filemode(status.st_mode)} of the user {status.st_uid})"
     return InvalidRequestError(
-        f"{path} {why}, so nothing is read, written or ended there: use a root of your own{advice}"
+        f"{path} is a link, or not a {kind} that the user {os.geteuid()} can open and no other can "
+        f"write to{facts}, so nothing is read, written or ended there: use a root of your own, or "
+        f"mend it (chmod u+rw,go-w {path})"
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from diloco_protocol import InvalidRequestError
-from diloco_protocol.backend import ANY, parse_gpu, shown
+from diloco_protocol.backend import ANY, check_names, parse_gpu, shown
 
 from ._environment import find_program
 
@@ -55,12 +55,12 @@ def ask_nvidia_smi() -> list[Gpu]:
     return parse_nvidia_smi(done.stdout) if done.returncode == 0 else []
 
 
-def check_devices(name: str, devices: Sequence[str]) -> tuple[str, ...]:
+def check_devices(name: str, values: object) -> tuple[str, ...]:
     """Refuse devices of which two may be the same GPU, since replicas would share it.
 
     Args:
         name: The option or variable that names them, for the error.
-        devices: Numbers as text, or UUIDs that begin with ``GPU-`` or ``MIG-``.
+        values: Numbers as text, or UUIDs that begin with ``GPU-`` or ``MIG-``.
 
     Returns:
         The same, without blanks, and without zeros before a number.
@@ -69,6 +69,7 @@ def check_devices(name: str, devices: Sequence[str]) -> tuple[str, ...]:
         InvalidRequestError: One of them is something else or is named twice, or there are both
             numbers and UUIDs.
     """
+    devices = check_names(name, values)
     matches = [_DEVICE.fullmatch(device.strip()) for device in devices]
     numbers = [match for match in matches if match and match["number"]]
     if not all(matches) or 0 < len(numbers) < len(devices):

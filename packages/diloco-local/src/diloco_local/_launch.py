@@ -22,9 +22,10 @@ from ._rundir import RunDir
 # The supervisor is kept apart from the user's modules. It finds its own two packages by the
 # launcher's folders: after the standard library, since such a folder may hold anything, and before
 # what is installed, which may be another version.
-_ISOLATED = ("-I", "-S")
-_PATH = "import sys; sys.path += {folders!r}; import site; site.main()"
-_MAIN = "from diloco_local._supervisor import main; main({lock}, {ready})"
+_PROGRAM = (
+    "import sys; sys.path += {folders!r}; import site; site.main(); "
+    "from diloco_local._supervisor import main; main({lock}, {ready})"
+)
 
 
 class SupervisorError(Exception):
@@ -89,9 +90,9 @@ def _spawn(run: RunDir, lock: int, writer: int, orders: Sequence[Order], *, reco
             # other files there.
             kept.append(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3))
             opened.callback(os.close, kept[-1])
-        program = f"{_PATH.format(folders=folders)}; {_MAIN.format(lock=kept[0], ready=kept[1])}"
+        program = _PROGRAM.format(folders=folders, lock=kept[0], ready=kept[1])
         process = subprocess.Popen(
-            [sys.executable, *_ISOLATED, "-c", program],
+            [sys.executable, "-I", "-S", "-c", program],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

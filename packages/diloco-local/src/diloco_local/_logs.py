@@ -160,10 +160,6 @@ class _Reader:
         self.ended = last and (len(data) < room or self.offset == size or not room)
         return lines + list(_lines(self.splitter, [data], 0, last=self.ended))
 
-    @property
-    def size(self) -> int:
-        return size_of(self.path)
-
 
 @dataclass
 class _Clock:
@@ -254,38 +250,29 @@ def iterate(
         sleep: Waits for so many seconds, for tests.
         clock: Unix seconds, for tests.
     """
-    reader = _Attempts(replica, query)
-    pauses = Backoff(first=interval, cap=interval, jitter=0.0, sleep=sleep)
-    return follow(query, reader.lines, terminal, pauses, lambda: clock() - SAMPLE_SECONDS)
+    names = STREAMS[query.streams]
+    done, latest = 0, 0.0  # attempts that were read to their ends; the time of the newest line
+    current: _Attempt | None = None
 
-
-class _Attempts:
-    """The selected lines of all attempts of a replica, as they come."""
-
-    def __init__(self, replica: ReplicaDir, query: LogQuery) -> None:
-        self._replica = replica
-        self._query = query
-        self._names = STREAMS[query.streams]
-        self._done = 0
-        self._current: _Attempt | None = None
-        self._latest = 0.0  # the time of the newest line
-
-    def lines(self, last: bool) -> Generator[str, None, Look]:
-        attempts = self._replica.attempts()
-        while self._done < len(attempts):
-            current = self._current or _Attempt(attempts[self._done], self._names, self._latest)
-            self._current = current
-            attempts = self._replica.attempts()
-            over = last or len(attempts) > self._done + 1
+    def lines(last: bool) -> Generator[str, None, Look]:
+        nonlocal done, latest, current
+        attempts = replica.attempts()
+        while done < len(attempts):
+            current = current or _Attempt(attempts[done], names, latest)
+            attempts = replica.attempts()
+            over = last or len(attempts) > done + 1
             for moment, text in current.lines(last=over):
-                self._latest = max(self._latest, moment)
-                if self._query.selects(text, moment):
+                latest = max(latest, moment)
+                if query.selects(text, moment):
                     yield text
             if not over:
                 break
-            self._current = None
-            self._done += 1
+            current = None
+            done += 1
         return Look(fresh=False)
+
+    pauses = Backoff(first=interval, cap=interval, jitter=0.0, sleep=sleep)
+    return follow(query, lines, terminal, pauses, lambda: clock() - SAMPLE_SECONDS)
 
 
 class _Attempt:
@@ -305,7 +292,7 @@ class _Attempt:
         reader = self._readers[name]
         # Reads up to the present size: a replica that writes faster than we read would otherwise
         # keep us reading without end.
-        size = reader.size
+        size = size_of(reader.path)
         while True:
             before = reader.offset
             new_lines = reader.read(last=last, size=size)

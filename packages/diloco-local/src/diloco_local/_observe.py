@@ -43,7 +43,10 @@ def observe_replica(run: RunDir, record: RunRecord, rank: int) -> ReplicaStatus:
             final = read_json(files.final)
             if final is not None and not _lives(files, record, rank):
                 with reading(files.final):
-                    return _end(status_from_data(final))
+                    status = status_from_data(final)
+                    if not status.state.terminal:  # it would never be looked at again
+                        raise ValueError(f"the state {status.state.value!r} is no end")
+                    return status
         except _UNUSABLE as error:
             status = _unsupervised(files, record, rank)
             return replace(status, message=" ".join(filter(None, (status.message, f"({error})"))))
@@ -61,12 +64,6 @@ def _lives(files: ReplicaDir, record: RunRecord, rank: int) -> bool:
         return any(process.alive() for process in read_state(files.state).processes)
     except _UNUSABLE:
         return bool(members(record.marker(rank)))
-
-
-def _end(status: ReplicaStatus) -> ReplicaStatus:
-    if not status.state.terminal:  # it would never be looked at again
-        raise ValueError(f"the state {status.state.value!r} is no end")
-    return status
 
 
 def _state(files: ReplicaDir) -> tuple[AttemptState, str]:

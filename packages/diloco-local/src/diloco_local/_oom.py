@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
@@ -21,11 +22,15 @@ def counter_file(cgroup: str, mount: Path = Path("/sys/fs/cgroup")) -> Path | No
     """
     path = cgroup.partition("0::")[2].partition("\n")[0].strip("/")
     # In a container the path is often the host's, and its own group is the top of the mount.
-    for candidate in (mount / path / "memory.events", mount / "memory.events"):
-        with contextlib.suppress(OSError):
-            if _COUNT.search(candidate.read_text()):
-                return candidate
-    return None
+    candidates = (mount / path / "memory.events", mount / "memory.events")
+    return next((file for file in candidates if _kills(file) is not None), None)
+
+
+def _kills(path: Path | None) -> int | None:
+    match = None
+    with contextlib.suppress(OSError):
+        match = None if path is None else _COUNT.search(path.read_text())
+    return None if match is None else int(match[1])
 
 
 def own_counter() -> Callable[[], int | None]:
@@ -33,21 +38,10 @@ def own_counter() -> Callable[[], int | None]:
 
     The function returns None where the kernel does not tell.
     """
-    try:
+    path = None
+    with contextlib.suppress(OSError):
         path = counter_file(Path("/proc/self/cgroup").read_text())
-    except OSError:
-        path = None
-
-    def read() -> int | None:
-        if path is None:
-            return None
-        try:
-            match = _COUNT.search(path.read_text())
-        except OSError:
-            return None
-        return int(match[1]) if match else None
-
-    return read
+    return partial(_kills, path)
 
 
 class OomWatch:

@@ -34,15 +34,6 @@ def _check_inherit_env(name: str, value: object) -> bool | tuple[str, ...]:
     return value if isinstance(value, bool) else check_names(name, value)
 
 
-def _check_gpus(name: str, value: object) -> tuple[str, ...]:
-    return check_devices(name, check_names(name, value))
-
-
-def _check_paths(name: str, values: object) -> tuple[str | os.PathLike[str], ...]:
-    paths = enumerate(check_paths(name, values))
-    return tuple(check_home(f"{name}[{number}]", path) for number, path in paths)
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class LocalOptions(Options):
     """The options of a :class:`LocalProcessExecutor`: the arguments of its constructor, checked.
@@ -52,9 +43,8 @@ class LocalOptions(Options):
     ``~`` and ``~user`` at the beginning of a path are home folders.
 
     Attributes:
-        root: The folder that holds the runs. Must be on a local disk.
-        other_roots: More folders that may hold the runs of handles given to this executor. Handles
-            of runs elsewhere are refused.
+        root: The folder that holds the runs. Must be on a local disk. Handles of runs elsewhere are
+            refused.
         python: The replicas' interpreter.
         env: Environment variables for every launch; those of the launch itself win.
         inherit_env: How much of the launcher's environment replicas inherit: all, nothing, or names
@@ -78,7 +68,6 @@ class LocalOptions(Options):
     root: str | os.PathLike[str] | None = option(
         None, check=check_home, shown="`$XDG_STATE_HOME/diloco` or `~/.local/state/diloco`"
     )
-    other_roots: Iterable[str | os.PathLike[str]] = option((), check=_check_paths, shown="none")
     python: str | os.PathLike[str] = option(
         sys.executable, check=check_home, shown="this interpreter"
     )
@@ -88,10 +77,10 @@ class LocalOptions(Options):
         None, check=check_home, shown="the current folder at the launch"
     )
     pythonpath: Iterable[str | os.PathLike[str]] | None = option(
-        None, check=_check_paths, shown="this process's import path"
+        None, check=check_paths, shown="this process's import path"
     )
     gpus: Sequence[str] | None = option(
-        None, check=_check_gpus, shown="`CUDA_VISIBLE_DEVICES`, else `nvidia-smi -L`"
+        None, check=check_devices, shown="`CUDA_VISIBLE_DEVICES`, else `nvidia-smi -L`"
     )
     grace: float = option(10.0, check=seconds(_LONGEST_GRACE))
     run_id: str | None = option(None, check=check_run_prefix, shown="run")

@@ -9,7 +9,7 @@ import platform
 import signal
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +179,7 @@ class ProcessId:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ProcessId:
-        """Make an identity from what `to_dict` returned.
+        """Make an identity from its fields, as :func:`asdict` returns them.
 
         Raises:
             ValueError: There is no process with such a number; some numbers mean many processes to
@@ -188,10 +188,6 @@ class ProcessId:
         if type(data["pid"]) is not int or not 0 < data["pid"] < 1 << 31:
             raise ValueError("a pid is a number from 1")
         return cls(int(data["pid"]), str(data["start"]), str(data["boot"]), str(data["namespace"]))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the identity as JSON values."""
-        return asdict(self)
 
     def alive(self) -> bool:
         """Say whether exactly this process still runs (a zombie does not)."""

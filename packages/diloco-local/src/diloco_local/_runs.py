@@ -73,10 +73,10 @@ def find_run(root: Root, run_id: str) -> tuple[RunDir, RunRecord]:
     return root.run(run_id, record.uid), record
 
 
-def check_handle(handle: ReplicaHandle, roots: Sequence[Root]) -> Root:
-    """Refuse a handle that is not of this machine, or whose run is not below the given roots.
+def check_handle(handle: ReplicaHandle, root: Root) -> None:
+    """Refuse a handle that is not of this machine, or whose run is not below this root.
 
-    A handle names a root, but does not lead to one: the root returned is one of those given.
+    A handle names a root, but does not lead to one.
 
     Raises:
         InvalidRequestError: It is of another machine or root, or lacks what leads to its run.
@@ -89,14 +89,11 @@ def check_handle(handle: ReplicaHandle, roots: Sequence[Root]) -> Root:
             f"{host_name()!r}: use the handle there"
         )
     named = handle.metadata["root"]
-    for root in roots:
-        if _same_folder(named, root):
-            return root
-    raise InvalidRequestError(
-        f"replica {handle.rank} of run {handle.run_id!r} is below the root {shown(named)}, and "
-        f"this executor has {', '.join(repr(str(root.path)) for root in roots)}: use one with that "
-        "root, or give it other_roots=[...]"
-    )
+    if not _same_folder(named, root):
+        raise InvalidRequestError(
+            f"replica {handle.rank} of run {handle.run_id!r} is below the root {shown(named)}, and "
+            f"this executor has {str(root.path)!r}: use one with that root"
+        )
 
 
 def _same_folder(named: str, root: Root) -> bool:
@@ -108,26 +105,22 @@ def _same_folder(named: str, root: Root) -> bool:
         return False
 
 
-def locate(handle: ReplicaHandle, roots: Sequence[Root]) -> tuple[RunDir, RunRecord]:
+def locate(handle: ReplicaHandle, root: Root) -> tuple[RunDir, RunRecord]:
     """Return the run that a handle belongs to.
-
-    Args:
-        handle: The handle.
-        roots: The roots that it may name.
 
     Raises:
         InvalidRequestError: The handle is of another machine or root, or its root is missing, so
             that nothing can be said about the replica; or the run is not this user's.
         ReplicaNotFoundError: The run was purged.
     """
-    root, uid = check_handle(handle, roots), handle.metadata["uid"]
+    check_handle(handle, root)
     if not root.path.is_dir():
         raise InvalidRequestError(
             f"the folder {root.path} of run {handle.run_id!r} is missing on this host, "
             "so nothing is known about the run: is it on a file system that is not mounted?"
         )
     run, record = find_run(root, handle.run_id)
-    if record.uid != uid or handle.rank not in record.ranks:
+    if record.uid != handle.metadata["uid"] or handle.rank not in record.ranks:
         raise ReplicaNotFoundError(
             f"the run {handle.run_id!r} below {root.path} is not the one that this handle of rank "
             f"{handle.rank} names: that one was purged"

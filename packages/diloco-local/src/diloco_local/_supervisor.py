@@ -26,7 +26,6 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from diloco_protocol import BackendError, InvalidRequestError, Reason
 from diloco_protocol.backend import adopt_orphans
@@ -35,7 +34,7 @@ from ._files import open_own, say, try_lock, write_json
 from ._logs import SAMPLE_SECONDS
 from ._oom import OomWatch
 from ._orders import Order
-from ._processes import ProcessEntry, ProcessId, below
+from ._processes import ProcessEntry, below
 from ._record import RunRecord, read_record
 from ._replica import Replica, noted
 from ._rundir import RunDir
@@ -207,7 +206,8 @@ def _supervise(
     supervisor = Supervisor(run, record, orders)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # the handlers are there now
     with noted():
-        write_json(run.path / "supervisor.json", _identity())
+        pids = {"supervisor": os.getpid(), "parent": os.getppid()}
+        write_json(run.path / "supervisor.json", pids)
     if not take_over:
         try:
             supervisor.start_all()
@@ -225,11 +225,6 @@ def _supervise(
             return
     ready.tell(None)
     supervisor.loop()
-
-
-def _identity() -> dict[str, Any]:
-    me, parent = ProcessId.of(os.getpid()), ProcessId.of(os.getppid())
-    return {"supervisor": me and me.to_dict(), "parent": parent and parent.to_dict()}
 
 
 def _guard(

@@ -228,8 +228,8 @@ def check_names(name: str, values: object) -> tuple[str, ...]:
 
 
 def check_paths(name: str, values: object) -> tuple[str | os.PathLike[str], ...]:
-    """Check for a list of paths, as :func:`check_names` does for texts."""
-    return _items(name, values, "paths", check_path)
+    """Check for a list of paths, each as :func:`check_home` does."""
+    return _items(name, values, "paths", check_home)
 
 
 def _items(
