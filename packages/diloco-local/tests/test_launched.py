@@ -12,7 +12,7 @@ from local_lab import locate, results_of
 
 import diloco_local
 import diloco_protocol
-from diloco_local._launch import _ISOLATED, _PATH
+from diloco_local._launch import _PROGRAM
 from diloco_protocol import (
     InvalidRequestError,
 )
@@ -66,11 +66,11 @@ def test_the_supervisor_is_of_the_launchers_version_whatever_is_installed(tmp_pa
         folder = Path(package.__file__).parent
         shutil.copytree(folder, tmp_path / folder.name, ignore=shutil.ignore_patterns("*.pyc"))
     (tmp_path / "json.py").write_text("raise ImportError('the standard library comes first')")
-    program = _PATH.format(folders=[str(tmp_path)])
-    program += "; import json, diloco_local._supervisor as a, diloco_protocol as b"
+    program = _PROGRAM.partition("from diloco_local")[0].format(folders=[str(tmp_path)])
+    program += "import json, diloco_local._supervisor as a, diloco_protocol as b"
     program += "; print(a.__file__); print(b.__file__); print(*sys.path, sep='\\n')"
     done = subprocess.run(
-        [sys.executable, *_ISOLATED, "-c", program],
+        [sys.executable, "-I", "-S", "-c", program],
         capture_output=True, text=True, check=True, cwd=tmp_path,
     )  # fmt: skip
     local, protocol, *path = done.stdout.splitlines()

@@ -17,6 +17,7 @@ from ._rundir import RunDir
 from ._verdict import LATEST
 
 _LABELS = 1 << 22
+_RESTARTS = ("--restarts", "{restarts}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ def show_orders(
         {
             "rank": order.rank,
             "run": str(run.path),
-            "argv": [*order.argv, "--spec", "{spec}", "--outcome", "{outcome}"],
+            "argv": [*order.argv, "--spec", "{spec}", "--outcome", "{outcome}", *_RESTARTS],
             "cwd": order.cwd,
             "env": {
                 name: value for name, value in sorted(order.env.items()) if base.get(name) != value

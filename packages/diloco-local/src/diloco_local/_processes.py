@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diloco_protocol.backend import descendants, processes, read_process
+from diloco_protocol.backend import check_whole, descendants, processes, read_process
 
+LARGEST_PID = 2**31 - 1
 #: Every process of a replica inherits this variable; its value is ``<run uid>/<rank>``.
 MARKER = "DILOCO_LOCAL_REPLICA"
 
@@ -185,9 +186,8 @@ class ProcessId:
             ValueError: There is no process with such a number; some numbers mean many processes to
                 the system.
         """
-        if type(data["pid"]) is not int or not 0 < data["pid"] < 1 << 31:
-            raise ValueError("a pid is a number from 1")
-        return cls(int(data["pid"]), str(data["start"]), str(data["boot"]), str(data["namespace"]))
+        pid = check_whole("a pid", data["pid"], 1, LARGEST_PID)
+        return cls(pid, str(data["start"]), str(data["boot"]), str(data["namespace"]))
 
     def alive(self) -> bool:
         """Say whether exactly this process still runs (a zombie does not)."""

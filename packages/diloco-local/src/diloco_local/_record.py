@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from diloco_protocol import (
     BackendError,
@@ -13,22 +14,25 @@ from diloco_protocol import (
     ReplicaSpec,
     SpecVersionError,
 )
-from diloco_protocol.backend import MAX_REPLICAS, OUTCOME_BYTES, is_run_id, shown
+from diloco_protocol.backend import (
+    MAX_REPLICAS,
+    OUTCOME_BYTES,
+    check_seconds,
+    check_texts,
+    check_whole,
+    or_none,
+    seconds,
+    shown,
+    text_like,
+    whole,
+)
 
 from ._files import DamagedFileError, read_bytes, read_json, reading
 from ._processes import ProcessId
 from ._rundir import AttemptDir, RunDir
-from ._verdict import LATEST, Stop, unix_seconds
+from ._verdict import LATEST, Stop
 
 RECORD_VERSION = 3
-_KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("uid", "run_id", "fingerprint", "cohort", "host", "namespace"), (str,)),
-    **dict.fromkeys(("world_size", "max_restarts"), (int,)),
-    **dict.fromkeys(("grace", "created_at"), (float, int)),
-    "timeout": (float, int, type(None)),
-    "ranks": (tuple,),
-    "labels": (dict,),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,32 +107,34 @@ def read_record(run: RunDir) -> RunRecord | None:
             "use the version that launched the run"
         )
     with reading(run.record):
-        record = _checked(RunRecord(**{**data, "ranks": tuple(data["ranks"])}))
+        record = RunRecord(**{name: check(name, data[name]) for name, check in _CHECKS.items()})
         # Handles are made from the record, and the names in it lead to folders.
         if record.run_id != run.path.name:
             raise ValueError(f"it is the record of {shown(record.run_id)}")
+        if record.ranks[-1] >= record.world_size:
+            raise ValueError(f"world_size is {record.world_size}")
         return record
 
 
-def _checked(record: RunRecord) -> RunRecord:
-    for field in fields(record):
-        value = getattr(record, field.name)
-        if type(value) not in _KINDS[field.name]:
-            raise ValueError(f"{field.name} is {shown(value)}")
-    if set(map(type, record.ranks)) != {int} or list(record.ranks) != sorted(set(record.ranks)):
-        raise ValueError("ranks is no list of ascending numbers")
-    if not 0 <= record.ranks[0] <= record.ranks[-1] < record.world_size <= MAX_REPLICAS:
-        raise ValueError(f"world_size is {shown(record.world_size)}")
-    if record.timeout is not None and not 0 < record.timeout <= LATEST:
-        raise ValueError(f"timeout is {shown(record.timeout)}")
-    for name in ("grace", "created_at"):
-        unix_seconds(getattr(record, name))
+def _check_ranks(name: str, value: Any) -> tuple[int, ...]:
+    ranks = tuple(check_whole(name, rank, 0, MAX_REPLICAS) for rank in value)
+    if not ranks or list(ranks) != sorted(set(ranks)):
+        raise ValueError(f"{name} is no list of ascending numbers")
+    return ranks
+
+
+_TEXT = text_like("(?s).*", "text")
+_CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     # It is used in the environment of processes, and in the names of folders.
-    if not is_run_id(record.uid):
-        raise ValueError(f"uid is {shown(record.uid)}")
-    if any(type(text) is not str for pair in record.labels.items() for text in pair):
-        raise ValueError(f"labels is {shown(record.labels)}")
-    return record
+    "uid": text_like("[a-z0-9-]{1,48}", "a name"),
+    **dict.fromkeys(("run_id", "fingerprint", "cohort", "host", "namespace"), _TEXT),
+    "ranks": _check_ranks,
+    "world_size": whole(1, MAX_REPLICAS),
+    "timeout": or_none(seconds(LATEST, positive=True)),
+    **dict.fromkeys(("grace", "created_at"), seconds(LATEST)),
+    "max_restarts": whole(0, 1000),
+    "labels": check_texts,
+}
 
 
 def rendezvous_of(attempt: AttemptDir) -> str | None:
@@ -156,9 +162,6 @@ def outcome_of(attempt: AttemptDir) -> tuple[Outcome | None, str]:
         if getattr(error, "retryable", False):
             raise
         return None, f"the outcome that the runner reported cannot be read: {error}"
-
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,24 +204,11 @@ def read_state(path: Path) -> AttemptState:
         return AttemptState()
     with reading(path):
         return AttemptState(
-            attempt=_attempt(data["attempt"]),
-            phase=_is(str, data["phase"]),
+            attempt=check_whole("attempt", data["attempt"], 0, 1_000_000_000),
+            phase=_TEXT("phase", data["phase"]),
             runner=None if data["runner"] is None else ProcessId.from_dict(data["runner"]),
-            known=tuple(ProcessId.from_dict(item) for item in _is(list, data["known"])),
-            started_at=unix_seconds(data["started_at"]),
+            known=tuple(map(ProcessId.from_dict, data["known"])),
+            started_at=check_seconds("started_at", data["started_at"], most=LATEST),
             stop=Stop.from_dict(data["stop"]),
-            deadline=None if (at := data.get("deadline")) is None else unix_seconds(at),
+            deadline=or_none(seconds(LATEST))("deadline", data["deadline"]),
         )
-
-
-def _attempt(value: object) -> int:
-    number = _is(int, value)
-    if not 0 <= number < 1_000_000_000:
-        raise ValueError("attempts are counted from 1")
-    return number
-
-
-def _is(kind: type[_T], value: object) -> _T:
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise TypeError(f"{shown(value)} is no {kind.__name__}")
-    return value

@@ -9,22 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from diloco_protocol import Outcome, Reason, ReplicaState, ReplicaStatus
-from diloco_protocol.backend import read_wait_status, shown
+from diloco_protocol.backend import check_seconds, read_wait_status
 
 #: The last second that dates can express, in Unix seconds.
 LATEST = 253_402_300_799
-
-
-def unix_seconds(value: object) -> float:
-    """Return a time that was written down, as a number.
-
-    Raises:
-        ValueError: It is not a time, or is after the year 9999, which is the last that dates can
-            express.
-    """
-    if type(value) not in {int, float} or not 0 <= value <= LATEST:  # type: ignore[operator]
-        raise ValueError(f"{shown(value)} is no time")
-    return float(value)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +41,7 @@ class Stop:
         reason = Reason(data["reason"])
         if reason not in {*_STOPPED, Reason.TIMEOUT}:
             raise ValueError(f"the reason {reason.value!r} is none to end an attempt")
-        return cls(reason, unix_seconds(data["at"]))
+        return cls(reason, check_seconds("at", data["at"], most=LATEST))
 
 
 _STOPPED = {

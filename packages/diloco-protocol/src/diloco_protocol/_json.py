@@ -127,60 +127,45 @@ def _check(value: Any, path: list[str | int], above: set[int]) -> None:
         above: The ids of the lists and dicts that contain this value.
     """
     kind = type(value)
-    if kind is str:
-        _check_text(value, path, "")
-    elif kind is float:
-        raise InvalidRequestError(
-            f"{_shown(path)} is {value}, and JSON has no number for that: pass None or text instead"
-        )
-    elif kind is int:
-        raise InvalidRequestError(
-            f"{_shown(path)} is an integer of {value.bit_length()} bits, and Python reads at most "
-            f"{_most_bits()} from JSON: pass it as text"
-        )
-    elif kind is list or kind is dict:
-        _enter(value, path, above)
+    if kind is list or kind is dict:
+        if id(value) in above:
+            raise InvalidRequestError(f"{_shown(path)} contains itself")
+        if len(above) >= _MAX_DEPTH:
+            raise InvalidRequestError(
+                f"the JSON value around {_shown(path)} is nested more than {_MAX_DEPTH} levels deep"
+            )
+        above.add(id(value))
         for place, item in enumerate(value) if kind is list else value.items():
-            if kind is dict:
+            if kind is dict and not (type(place) is str and _plain(place)):
                 _check_key(place, path)
             if not _plain(item):
                 path.append(place)
                 _check(item, path, above)
                 path.pop()
         above.remove(id(value))
+        return
+    if kind is str:
+        if not has_half_a_pair(value):
+            return
+        what = "contains half of a surrogate pair, which cannot be sent as text"
+    elif kind is float:
+        what = f"is {value}, and JSON has no number for that: pass None or text instead"
+    elif kind is int:
+        what = f"is an integer of {value.bit_length()} bits, and Python reads at most "
+        what += f"{_most_bits()} from JSON: pass it as text"
     else:
-        hint = ": pass a list" if isinstance(value, (tuple, set, frozenset)) else ""
-        raise InvalidRequestError(
-            f"{_shown(path)} is a {kind.__module__}.{kind.__qualname__}, which is not a JSON value "
-            f"(None, bool, int, float, str, list, dict){hint}"
-        )
+        what = f"is a {kind.__module__}.{kind.__qualname__}, which is not a JSON value (None, "
+        what += "bool, int, float, str, list, dict)"
+        what += ": pass a list" if isinstance(value, (tuple, set, frozenset)) else ""
+    raise InvalidRequestError(f"{_shown(path)} {what}")
 
 
 def _check_key(key: object, path: list[str | int]) -> None:
-    if type(key) is not str:
+    if type(key) is not str or has_half_a_pair(key):
         raise InvalidRequestError(
             f"{_shown(path)} has the key {shown(key)} of type {type(key).__name__}; JSON keys are "
-            "strings"
+            "strings without halves of surrogate pairs"
         )
-    if not key.isascii():
-        _check_text(key, path, "a key of ")
-
-
-def _check_text(text: str, path: list[str | int], what: str) -> None:
-    if has_half_a_pair(text):
-        raise InvalidRequestError(
-            f"{what}{_shown(path)} contains half of a surrogate pair, which cannot be sent as text"
-        )
-
-
-def _enter(value: list[Any] | dict[Any, Any], path: list[str | int], above: set[int]) -> None:
-    if id(value) in above:
-        raise InvalidRequestError(f"{_shown(path)} contains itself")
-    if len(above) >= _MAX_DEPTH:
-        raise InvalidRequestError(
-            f"the JSON value around {_shown(path)} is nested more than {_MAX_DEPTH} levels deep"
-        )
-    above.add(id(value))
 
 
 def _shown(path: list[str | int]) -> str:

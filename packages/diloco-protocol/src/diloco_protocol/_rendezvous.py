@@ -53,10 +53,7 @@ def try_rendezvous(
         )
     except BackendError as error:
         message = f"the {replica} that was to try {shown} could not be launched: {error}"
-        survivors = error.survivors if isinstance(error, LaunchError) else ()
-        left = _cleaned(executor, survivors) if survivors else []
-        if survivors and not left:
-            message += f". That {replica} has been removed since"
+        left = _cleaned(executor, error.survivors if isinstance(error, LaunchError) else ())
         return [Finding("rendezvous", False, message), *left]
     try:
         tried = _tried(executor, handles, shown, patience, replica)
@@ -68,46 +65,44 @@ def try_rendezvous(
 
 
 def _cleaned(executor: Any, handles: Sequence[ReplicaHandle]) -> list[Finding]:
-    left = _removed(executor, handles)
+    left = _removed(executor, handles) if handles else ""
     return [Finding("cleanup", False, left)] if left else []
 
 
 def _tried(
-    executor: Any,
-    handles: Sequence[ReplicaHandle],
-    shown: str,
-    patience: float,
-    replica: str,
+    executor: Any, handles: Sequence[ReplicaHandle], shown: str, patience: float, replica: str
 ) -> Finding:
+    ok: bool | None = None
     try:
         (result,) = executor.collect(handles, timeout=patience)
         waits = result["status"] in {"pending", "running"}
-        why = executor.describe(handles[0]).message if waits else ""
+        why = executor.describe(handles[0]).message if waits else result["error"]
     except BackendError as error:
         message = f"what became of the {replica} that tried {shown} is not known: {error}"
         return Finding("rendezvous", None, message)
+    report = result["result"]
     if waits:
         state = f"{result['status']} after {patience:g} s ({result['reason']})"
-        words = f": {why}" if why else ""
-        message = f"the {replica} that was to try {shown} was still {state}{words}"
-        return Finding("rendezvous", None, message)
-    if result["status"] != "succeeded":
-        return Finding("rendezvous", False, f"a {replica} cannot use {shown}: {result['error']}")
-    report = result["result"]
-    if not (
+        message = f"the {replica} that was to try {shown} was still {state}: {why}".rstrip(": ")
+    elif result["status"] != "succeeded":
+        ok, message = False, f"a {replica} cannot use {shown}: {why}"
+    elif not (
         isinstance(report, dict)
         and is_number(report.get("seconds"))
         and isinstance(report.get("exclusive"), bool)
     ):
         # The replica has used the prefix, or it would have failed.
-        lost = result["error"] or "its result is not that of the probe"
+        lost = why or "its result is not that of the probe"
         message = f"a {replica} could use {shown}, but what it found out is not known: {lost}"
-        return Finding("rendezvous", None, message)
-    text = f"a {replica} wrote and read {shown} in {report['seconds']:g} s"
-    if not report["exclusive"]:
-        text += "; it ignores conditional writes, so only runs with fixed membership can meet there"
-        return Finding("rendezvous", True, text)
-    return Finding("rendezvous", True, f"{text}, conditional writes included")
+    else:
+        ok, message = True, f"a {replica} wrote and read {shown} in {report['seconds']:g} s"
+        message += (
+            ", conditional writes included"
+            if report["exclusive"]
+            else "; it ignores conditional writes, so only runs with fixed membership can meet "
+            "there"
+        )
+    return Finding("rendezvous", ok, message)
 
 
 def _removed(executor: Any, handles: Sequence[ReplicaHandle]) -> str:

@@ -30,20 +30,10 @@ PLACE_VARIABLE = "DILOCO_PLACE"
 SPEC_PREFIX = "DILOCO_SPEC_"
 """Prefix of the names of the variables that carry a spec, piece by piece."""
 
-_RESERVED = frozenset(
-    {
-        RANK_VARIABLE,
-        WORLD_SIZE_VARIABLE,
-        RENDEZVOUS_VARIABLE,
-        RUN_ID_VARIABLE,
-        COHORT_VARIABLE,
-        ATTEMPT_VARIABLE,
-        RESTARTS_VARIABLE,
-        LAST_ATTEMPT_VARIABLE,
-        BACKEND_VARIABLE,
-        PLACE_VARIABLE,
-    }
-)
+_RESERVED = frozenset({
+    RANK_VARIABLE, WORLD_SIZE_VARIABLE, RENDEZVOUS_VARIABLE, RUN_ID_VARIABLE, COHORT_VARIABLE,
+    ATTEMPT_VARIABLE, RESTARTS_VARIABLE, LAST_ATTEMPT_VARIABLE, BACKEND_VARIABLE, PLACE_VARIABLE,
+})  # fmt: skip
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Bytes of NAME=value: Linux refuses to start a program with a longer one (MAX_ARG_STRLEN).
 _LONGEST = 131_071
