@@ -29,7 +29,7 @@ FOR_TESTS = {"clock", "sleep"}
         ({"inherit_env": None}, "inherit_env must be True, False or a list of text, not None"),
         ({"python": None}, "python must be a path, not None"),
         ({"python": b"python3"}, "python must be a path, not b'python3'"),
-        ({"cwd": ""}, "cwd must be a path, but it is empty"),
+        ({"cwd": ""}, "cwd must be a path, not ''"),
         ({"pythonpath": ["/src", 1]}, "pythonpath[1] must be a path, not 1"),
         ({"run_id": " "}, "run_id must be non-empty text, not ' '"),
         ({"run_id": "Bad Name!"}, "run_id='Bad Name!' cannot begin the names of runs"),

@@ -141,7 +141,7 @@ def test_purge_removes_what_has_ended_and_only_that(waiting, make, tmp_path):
     run = waiting(2, run_id="gone")
     run.executor.cancel(run.handle)
     results_of(run.executor, [run.handle])
-    with pytest.raises(InvalidRequestError, match=r"replica\(s\) 1 have not ended"):
+    with pytest.raises(InvalidRequestError, match=r"1 replicas .* have not ended, such as rank 1"):
         run.executor.purge(run.handle)
     run.go()
     results_of(run.executor, run.handles)

@@ -271,12 +271,13 @@ class BaseExecutor(Watched):
                 written. In the second case, nothing was removed.
         """
         self._check(handle)
-        self._patiently(lambda: self._record_and_purge(handle))
 
-    def _record_and_purge(self, handle: ReplicaHandle) -> None:
-        if self._journal is not None:
-            self._write_last_ends(self._journal, handle)
-        self._purge(handle)
+        def record_and_purge() -> None:
+            if self._journal is not None:
+                self._write_last_ends(self._journal, handle)
+            self._purge(handle)
+
+        self._patiently(record_and_purge)
 
     # --- finding ---
 

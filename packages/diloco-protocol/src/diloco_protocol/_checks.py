@@ -182,19 +182,14 @@ def check_path(name: str, value: object) -> str | os.PathLike[str]:
         InvalidRequestError: The value is something else, or empty, or contains characters that no
             file system accepts.
     """
-    if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
-        raise _refused(name, "a path", value)
-    if not os.fspath(value):
-        raise InvalidRequestError(f"{name} must be a path, but it is empty")
+    text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     try:
-        known = b"\0" not in os.fsencode(value)
+        known = isinstance(text, str) and text != "" and b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
         known = False
     if not known:
-        raise InvalidRequestError(
-            f"{name} must be a path, and no file can have the name {shown(os.fspath(value))}"
-        )
-    return value
+        raise _refused(name, "a path", value)
+    return value  # type: ignore[return-value] # known to be one
 
 
 def check_home(name: str, value: object) -> str | os.PathLike[str]:

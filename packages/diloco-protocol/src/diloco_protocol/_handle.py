@@ -20,15 +20,12 @@ class Metadata(Mapping[str, str]):
     __slots__ = ("_items",)
 
     def __init__(self, items: Mapping[str, str] = {}) -> None:
-        if not isinstance(items, Mapping):
+        if not isinstance(items, Mapping) or any(
+            type(text) is not str for pair in items.items() for text in pair
+        ):
             raise InvalidRequestError(
                 f"a handle's metadata must be a mapping of text to text, not {shown(items)}"
             )
-        for key, value in items.items():
-            if type(key) is not str or type(value) is not str:
-                raise InvalidRequestError(
-                    f"a handle's metadata must map text to text, not {shown(key)} to {shown(value)}"
-                )
         self._items = dict(sorted(items.items()))
 
     def __getitem__(self, key: str) -> str:

@@ -116,15 +116,10 @@ def redact_ends(text: str, room: int) -> tuple[str, str]:
 
 def _redact_text(text: str, *, cut: bool) -> str:
     plain = _COLOURS.sub("", text)
-    shown = _redact_plain(plain, cut=cut)
-    return text if shown == plain else shown
-
-
-def _redact_plain(text: str, *, cut: bool) -> str:
-    text = TOKEN.sub(REDACTED, without_userinfo(text, cut=cut))
+    shown = TOKEN.sub(REDACTED, without_userinfo(plain, cut=cut))
     for before, secret in forms():
-        text = _without(before, secret, text)
-    return text
+        shown = _without(before, secret, shown)
+    return text if shown == plain else shown
 
 
 def redact_json(value: Any, name: str = "") -> Any:

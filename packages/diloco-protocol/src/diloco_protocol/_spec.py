@@ -74,14 +74,11 @@ def check_variables(name: str, values: object) -> dict[str, str]:
                 f"{name} may not set {shown(key)[1:-1]}: the launch itself sets it for every "
                 "replica"
             )
-        if "\0" in value:
+        size = len(f"{key}={value}".encode())
+        if "\0" in value or size > _LONGEST:
             raise InvalidRequestError(
-                f"{name}[{shown(key)}] contains a NUL character, which no environment can carry"
-            )
-        if (size := len(f"{key}={value}".encode())) > _LONGEST:
-            raise InvalidRequestError(
-                f"{name}[{shown(key)}] has {size} bytes with its name, and Linux takes {_LONGEST}: "
-                "pass it in a file, or as an argument of the entrypoint"
+                f"{name}[{shown(key)}] has {size} bytes with its name, and Linux takes {_LONGEST} "
+                "without a NUL character: pass it in a file, or as an argument of the entrypoint"
             )
     return variables
 

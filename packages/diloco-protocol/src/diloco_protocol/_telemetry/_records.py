@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from .._errors import InvalidRequestError, SpecVersionError
 from .._fields import check_version
@@ -39,7 +39,12 @@ class _Record:
     def to_bytes(self) -> bytes:
         """Return the record as one line of JSON, with its end."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}  # type: ignore[arg-type]
-        return (_dumps({"version": VERSION, **values}) + "\n").encode()
+        # Not escaped, so that no character takes more than four bytes.
+        line = json.dumps(
+            {"version": VERSION, **values},
+            ensure_ascii=False, separators=(",", ":"), allow_nan=False,
+        )  # fmt: skip
+        return f"{line}\n".encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -64,11 +69,6 @@ class _Record:
         if lacking:
             raise InvalidRequestError(f"{cls._called} lacks {', '.join(lacking)}")
         return cls(**{item.name: record[item.name] for item in known if item.name in record})
-
-
-def _dumps(values: dict[str, Any]) -> str:
-    # Not escaped, so that no character takes more than four bytes.
-    return json.dumps(values, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
