@@ -26,7 +26,7 @@ FOR_TESTS = {"clock", "sleep"}
             "inherit_env must be a list of text, not a single one: write ['PATH']",
         ),
         ({"inherit_env": [1]}, "inherit_env[0] must be non-empty text, not 1"),
-        ({"inherit_env": None}, "inherit_env must be True, False or a list of text, not None"),
+        ({"inherit_env": None}, "inherit_env must be a list of text, not None"),
         ({"python": None}, "python must be a path, not None"),
         ({"python": b"python3"}, "python must be a path, not b'python3'"),
         ({"cwd": ""}, "cwd must be a path, not ''"),

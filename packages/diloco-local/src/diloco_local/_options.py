@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 
-from diloco_protocol import Backoff, InvalidRequestError, RunJournal
+from diloco_protocol import Backoff, RunJournal
 from diloco_protocol.backend import (
     Options,
     check_backoff,
@@ -29,8 +29,6 @@ _LONGEST_GRACE = 86_400.0
 
 
 def _check_inherit_env(name: str, value: object) -> bool | tuple[str, ...]:
-    if value is None:
-        raise InvalidRequestError(f"{name} must be True, False or a list of text, not None")
     return value if isinstance(value, bool) else check_names(name, value)
 
 

@@ -231,18 +231,10 @@ def launch(
             ) from error
         except BaseException as error:  # such as Ctrl-C
             if published:
-                error.add_note(_taken_back(record, roll_back(root, record)))
+                left = ", ".join(str(handle.rank) for handle in roll_back(root, record))
+                end = f"cancel_run() ends ranks {left}" if left else "what ran of it has been ended"
+                error.add_note(f"run {record.run_id!r} was being started: {end}")
             raise
-
-
-def _taken_back(record: RunRecord, survivors: Sequence[ReplicaHandle]) -> str:
-    if survivors:
-        ranks = ", ".join(str(handle.rank) for handle in survivors)
-        return (
-            f"run {record.run_id!r} was being started, and could not be ended: cancel_run() "
-            f"ends ranks {ranks}"
-        )
-    return f"run {record.run_id!r} was being started: what ran of it has been ended"
 
 
 @contextlib.contextmanager

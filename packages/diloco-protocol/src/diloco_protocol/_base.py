@@ -21,6 +21,7 @@ from ._errors import (
 )
 from ._handle import ReplicaHandle
 from ._hooks import Finding, Option
+from ._journal_records import options_of_launch
 from ._options import Options, options_of
 from ._recent import LookOrder
 from ._redact import redact_and_cut, redact_json, redact_text
@@ -192,7 +193,8 @@ class BaseExecutor(Watched):
         )  # fmt: skip
         handles = self._submit(request)
         try:
-            self._record_launch(request, handles)
+            if self._journal is not None:
+                self._journal.record_launch(handles, options_of_launch(request))
         except BackendError as error:
             raise LaunchError(
                 f"run {request.run_id!r} was started, but could not be written into the "

@@ -22,7 +22,7 @@ from ._errors import (
     SpecVersionError,
 )
 from ._journal import is_believed
-from ._journal_records import DamagedRecordError, options_of_launch
+from ._journal_records import DamagedRecordError
 from ._kept_logs import LOG_SECONDS, KeptLogs
 from ._recent import LookOrder
 from ._texts import readable_status
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from ._handle import ReplicaHandle
     from ._journal import RunJournal
-    from ._request import RunRequest
 
 
 class Journaled(KeptLogs):
@@ -141,10 +140,6 @@ class Journaled(KeptLogs):
                 handle: self._looks.newest(number, handle, readable_status(status))
                 for handle, status in seen.items()
             }
-
-    def _record_launch(self, request: RunRequest, handles: list[ReplicaHandle]) -> None:
-        if self._journal is not None:
-            self._journal.record_launch(handles, options_of_launch(request))
 
     def _record_end(
         self, journal: RunJournal, handle: ReplicaHandle, status: ReplicaStatus

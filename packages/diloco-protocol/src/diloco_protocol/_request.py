@@ -162,7 +162,6 @@ def make_request(
     entrypoint_args: Mapping[str, Any] | None,
     *,
     run_prefix: str | None = None,
-    token: Callable[[], str] | None = None,
     **options: Unpack[LaunchOptions],
 ) -> RunRequest:
     """Check the arguments of a launch; :meth:`BaseExecutor.launch_replicas` describes them.
@@ -219,7 +218,9 @@ def make_request(
     run_id, cohort = options.get("run_id"), options.get("cohort")
     if run_id is None and run_prefix:
         check_run_prefix("the executor's run_id", run_prefix)
-    name = f"{run_prefix or 'run'}-{(token or _token)()}" if run_id is None else run_id
+    # Never the same twice, and sorted by time
+    token = f"{time.time_ns() // 10**6:x}-{os.urandom(4).hex()}"
+    name = f"{run_prefix or 'run'}-{token}" if run_id is None else run_id
     for argument, value in (("run_id", name), ("cohort", name if cohort is None else cohort)):
         if not isinstance(value, str) or not is_run_id(value):
             raise InvalidRequestError(
@@ -315,11 +316,6 @@ def check_run_prefix(name: str, value: object) -> str:
             "lower-case letters, digits and dashes are allowed, with a letter or digit at both ends"
         )
     return prefix
-
-
-def _token() -> str:
-    """Return text that is never the same twice and sorts by time."""
-    return f"{time.time_ns() // 10**6:x}-{os.urandom(4).hex()}"
 
 
 def _variable(kwargs: dict[str, Any], argument: str, own_name: str) -> str:

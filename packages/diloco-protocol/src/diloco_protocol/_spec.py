@@ -11,7 +11,7 @@ from ._checks import check_seconds, check_texts, check_whole, or_none, shown
 from ._errors import InvalidRequestError
 from ._fields import LARGEST, check_version
 from ._json import canonical, check_json, dumps, loads
-from ._redact import redact_json, redact_text, redacted_repr
+from ._redact import redact_json, redacted_repr
 
 RANK_VARIABLE = "REPLICA_RANK"
 WORLD_SIZE_VARIABLE = "REPLICA_WORLD_SIZE"
@@ -231,12 +231,5 @@ def environment(spec: ReplicaSpec) -> dict[str, str]:
 
 def redact_spec(spec: ReplicaSpec) -> ReplicaSpec:
     """Return a spec as a plan may show it: the values that its caller chose are without secrets."""
-    uri = spec.rendezvous_uri
-    return replace(
-        spec,
-        entrypoint=redact_text(spec.entrypoint),
-        kwargs=redact_json(spec.kwargs),
-        rank_env=redact_text(spec.rank_env),
-        world_size_env=redact_text(spec.world_size_env),
-        rendezvous_uri=None if uri is None else redact_text(uri),
-    )
+    names = ("entrypoint", "kwargs", "rank_env", "world_size_env", "rendezvous_uri")
+    return replace(spec, **{name: redact_json(getattr(spec, name)) for name in names})
