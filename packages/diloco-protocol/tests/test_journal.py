@@ -106,16 +106,33 @@ def test_a_namesake_is_not_answered_for(tmp_path):
     assert journal.end(other) == (DONE, 2)
 
 
-@pytest.mark.parametrize("run_id", ["", ".", "../up", "a/b", "%", "É 雪", "A", "a" * 40])
-def test_no_name_leaves_the_folder_or_meets_another(tmp_path, run_id):
+@pytest.mark.parametrize("run_id", ["", ".", "../up", "a/b", "%", "É 雪", "A", "a" * 49])
+def test_a_name_that_no_run_can_have_is_refused(tmp_path, run_id):
     journal = FolderJournal(tmp_path / "journal")
     journal.record_launch(handles("a"))
-    (handle,) = [ReplicaHandle(0, "b/../..", run_id=run_id)]
-    journal.record_launch([handle])
-    journal.record_end(handle, DONE, 1)
-    assert journal.runs() == sorted(["a", run_id])
-    assert journal.handles(run_id) == [handle]
-    assert journal.end(handle) == (DONE, 1)
+    handle = ReplicaHandle(0, "b", run_id=run_id)
+    calls = [
+        lambda: journal.record_launch([handle]),
+        lambda: journal.record_end(handle, DONE, 1),
+        lambda: journal.end(handle),
+        lambda: journal.look(run_id),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidRequestError, match="a journal has no run of such a name"):
+            call()
+    assert journal.handles(run_id) == []
+    assert journal.runs() == ["a"]
+
+
+def test_no_name_leaves_the_folder_or_meets_another(tmp_path):
+    journal = FolderJournal(tmp_path / "journal")
+    names = ["b/../..", "b____..", "B/../..", "É 雪", "%"]
+    odd = [ReplicaHandle(0, name, run_id="a" * 40) for name in names]
+    journal.record_launch(odd)
+    for number, handle in enumerate(odd):
+        journal.record_end(handle, DONE, number)
+    assert [journal.end(handle) for handle in odd] == [(DONE, number) for number in range(5)]
+    assert sorted(map(str, journal.handles("a" * 40))) == sorted(map(str, odd))
     assert [path.name for path in tmp_path.iterdir()] == ["journal"]
     assert not any(path.name.startswith(".") for path in tmp_path.rglob("*")), (
         "nothing half written is left"
@@ -275,7 +292,7 @@ def test_names_that_are_too_long_for_a_file_are_refused_by_name(tmp_path):
     assert journal.end(handle) == (DONE, 1)
     handle = replace(handle, run_id="x" * 5000)
     for call in (lambda: journal.end(handle), lambda: journal.record_launch([handle])):
-        with pytest.raises(InvalidRequestError, match="no run of so long a name"):
+        with pytest.raises(InvalidRequestError, match="no run of such a name"):
             call()
 
 
@@ -468,7 +485,7 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, name):
 
 @pytest.mark.parametrize("run_id", [5, None, b"run"])
 def test_the_name_of_a_run_is_text(tmp_path, run_id):
-    with pytest.raises(InvalidRequestError, match="name of a run must be text"):
+    with pytest.raises(InvalidRequestError, match="no run of such a name"):
         FolderJournal(tmp_path / "journal").handles(run_id)
 
 

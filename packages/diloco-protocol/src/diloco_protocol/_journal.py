@@ -14,6 +14,7 @@ from ._errors import BackendError, InvalidRequestError, SpecVersionError, Unavai
 from ._journal_records import DamagedRecordError, Launch
 from ._json import RESULT_BYTES, dumps
 from ._redact import redact_json, redact_text
+from ._request import is_run_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -202,15 +203,15 @@ class StoreJournal:
 
     def runs(self) -> list[str]:
         """Return the known run_ids; see :class:`RunJournal`."""
-        names = [records.unspell(name[:-1]) for name in self._listed("") if name.endswith("/")]
-        return sorted(name for name in names if name is not None)
+        names = [name[:-1] for name in self._listed("") if name.endswith("/")]
+        return sorted(filter(is_run_id, names))
 
     def handles(
         self, run_id: str, wanted: Callable[[ReplicaHandle], bool] | None = None
     ) -> list[ReplicaHandle]:
         """Return the handles of a run; see :class:`RunJournal`."""
-        if len(records.spell(run_id)) > records.LONGEST_NAME:
-            return []
+        if isinstance(run_id, str) and not is_run_id(run_id):
+            return []  # others than texts are refused
         folder = records.folder_of(run_id)
         tally = None if self.believed else _Tally()
         launches = self._launches(folder, self._listed(folder), tally)

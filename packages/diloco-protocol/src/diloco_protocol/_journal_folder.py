@@ -22,8 +22,7 @@ class FolderJournal(StoreJournal):
     """A journal in a folder.
 
     There is one folder per run, and one file per launch, per end and per log, each written in one
-    step. The names of runs and backends are escaped so that each is one valid file name, and no two
-    are the same. The folder belongs to this user alone (mode 0700, its files 0600), since everyone
+    step. The folder belongs to this user alone (mode 0700, its files 0600), since everyone
     who can write there can decide how replicas have ended.
 
     Safe to use from several threads and processes.

@@ -18,6 +18,7 @@ from ._fields import check_version, status_from_data, status_to_data
 from ._handle import ReplicaHandle
 from ._json import OUTCOME_BYTES, RECORD_BYTES, check_json, check_size, dumps, loads
 from ._redact import redact_json
+from ._request import is_run_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,9 +32,9 @@ LOG_BYTES = 1024 * 1024
 """The most bytes of a log that a journal keeps: the last ones."""
 OPTIONS_BYTES = 64 * 1024
 """The most bytes of the options of a launch; where there are more, the longest are left out."""
-LONGEST_NAME = 200  # file systems take 255 bytes
+_LONGEST_NAME = 200  # file systems take 255 bytes
 _VERSION = 3
-_SPELLED = re.compile("%([0-9a-f]{1,6})%")
+_ODD = re.compile("[^a-z0-9_-]")  # not in the name of every file
 _LARGEST_NUMBER = 999_999_999
 _OPTIONS = (
     "entrypoint", "cohort", "world_size", "rendezvous_uri", "gpu", "timeout", "cpu", "memory",
@@ -61,44 +62,22 @@ class Launch:
     options: Mapping[str, Any]
 
 
-def spell(name: str) -> str:
-    """Return a name as one file name.
-
-    Every character that is not a lower-case letter, digit, dash or underscore becomes its number
-    between two ``%``.
-    """
-    if not isinstance(name, str):
-        raise InvalidRequestError(f"the name of a run must be text, not {shown(name)}")
-    plain = "abcdefghijklmnopqrstuvwxyz0123456789-_"
-    return "".join(c if c in plain else f"%{ord(c):x}%" for c in name) or "%"
-
-
-def unspell(name: str) -> str | None:
-    """Return the name that a file name stands for; None for a folder that no run has made."""
-    try:
-        text = "" if name == "%" else _SPELLED.sub(lambda match: chr(int(match[1], 16)), name)
-    except (ValueError, OverflowError):
-        return None
-    return text if spell(text) == name else None
-
-
 def folder_of(run_id: str) -> str:
     """Return the folder with the records of a run.
 
     Raises:
-        InvalidRequestError: The name is too long for a folder.
+        InvalidRequestError: No run can have such a name.
     """
-    name = spell(run_id)
-    if len(name) > LONGEST_NAME:
-        raise InvalidRequestError(f"a journal has no run of so long a name as {shown(run_id)}")
-    return f"{name}/"
+    if not isinstance(run_id, str) or not is_run_id(run_id):
+        raise InvalidRequestError(f"a journal has no run of such a name as {shown(run_id)}")
+    return f"{run_id}/"
 
 
 def key_of(handle: ReplicaHandle, kind: str) -> str:
     """Return the key of the record that a replica has of a kind, such as :data:`ENDED`."""
     # Runs with the same run_id elsewhere have records of their own, so the handle is in the name.
     checksum = zlib.crc32(handle.to_json().encode())
-    backend = spell(handle.backend_name)[:LONGEST_NAME]
+    backend = _ODD.sub("_", handle.backend_name)[:_LONGEST_NAME]
     return f"{folder_of(handle.run_id)}{backend}-{handle.rank:05}.{checksum:08x}{kind}"
 
 
