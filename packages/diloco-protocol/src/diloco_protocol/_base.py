@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ._backoff import Backoff
-from ._cancel import LaunchError, cancel_all
+from ._cancel import all_or_nothing, cancel_all
 from ._checks import (
     check_seconds,
     check_text,
@@ -192,23 +192,14 @@ class BaseExecutor(Watched):
             cohort=cohort,
         )  # fmt: skip
         handles = self._submit(request)
-        try:
+        words = (
+            f"Run {request.run_id!r} was started, and its replicas are running, but it is not in "
+            f"the journal: attach({request.run_id!r}) finds them, and "
+            f"cancel_run({request.run_id!r}) ends them"
+        )
+        with all_or_nothing(lambda _: (handles, words)):
             if self._journal is not None:
                 self._journal.record_launch(handles, options_of_launch(request))
-        except BackendError as error:
-            raise LaunchError(
-                f"run {request.run_id!r} was started, but could not be written into the "
-                f"journal: {error}. Its replicas are running: they are in this error's "
-                "survivors, and attach(run_id) finds them too",
-                handles,
-            ) from error
-        except BaseException as error:  # such as Ctrl-C
-            error.add_note(
-                f"run {request.run_id!r} was started, and its replicas are running: "
-                f"attach({request.run_id!r}) finds them, and cancel_run({request.run_id!r}) "
-                "ends them"
-            )
-            raise
         return handles
 
     def plan(

@@ -51,11 +51,14 @@ def spec_from_environment(environ: Mapping[str, str], *, sha256: str | None = No
         raise InvalidRequestError(
             f"there is no replica spec in the environment ({SPEC_PREFIX}0 is not set)"
         )
-    pieces = _in_order(SPEC_PREFIX, environ, what) if sha256 is None else _with(sha256, environ)
+    if sha256 is None:
+        pieces = _in_order(SPEC_PREFIX, environ, what)
+    else:
+        pieces = _with_digest(sha256, environ)
     return ReplicaSpec.from_json(_join(pieces, what))
 
 
-def _with(sha256: str, environ: Mapping[str, str]) -> list[str]:
+def _with_digest(sha256: str, environ: Mapping[str, str]) -> list[str]:
     """Return the pieces that have a digest; other programs may have added some behind them."""
     import hashlib  # slow to import
 
@@ -161,7 +164,9 @@ def _numbered(prefix: str, pieces: Sequence[str]) -> dict[str, str]:
 
 
 def _in_order(prefix: str, strings: Mapping[str, str], what: str) -> list[str]:
-    names = [f"{prefix}{number}" for number in range(sum(n.startswith(prefix) for n in strings))]
+    names = [
+        f"{prefix}{number}" for number in range(sum(name.startswith(prefix) for name in strings))
+    ]
     if missing := [name for name in names if name not in strings]:
         raise InvalidRequestError(f"{what} lacks {', '.join(missing)}")
     return [strings[name] for name in names]
