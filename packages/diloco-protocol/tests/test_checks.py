@@ -127,7 +127,7 @@ def test_a_long_name_is_not_repeated():
 
 @pytest.mark.parametrize("path", ["/a\0b", "/a\ud800", Path("/a\0")])
 def test_a_path_that_no_file_can_have_is_refused(path):
-    with pytest.raises(InvalidRequestError, match="must be a path, not '/a"):
+    with pytest.raises(InvalidRequestError, match=r"must be a path, not .*/a"):
         check_path("root", path)
     assert check_path("root", "/a\udcff") == "/a\udcff", "a byte that is no UTF-8"
 

@@ -9,7 +9,6 @@ import os
 import select
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -106,16 +105,11 @@ def _spawn(run: RunDir, lock: int, writer: int, orders: Sequence[Order], *, reco
 
 
 def _read_line(descriptor: int, patience: float) -> bytes:
-    deadline = time.monotonic() + patience
-    data = b""
     # select takes no descriptor above 1023, and a launcher may have more files open.
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
-    while not data.endswith(b"\n"):
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            raise SupervisorError(f"the supervisor did not answer within {patience:g} s")
-        part = os.read(descriptor, 65536)
-        if not part:
-            return b""
-        data += part
-    return data
+    if not poll.poll(patience * 1000):
+        raise SupervisorError(f"the supervisor did not answer within {patience:g} s")
+    with os.fdopen(descriptor, "rb", closefd=False) as stream:
+        line = stream.readline()
+    return line if line.endswith(b"\n") else b""
