@@ -127,7 +127,7 @@ class TestJournal:
     def test_a_launch_that_it_does_not_take_names_the_living(self, tmp_path):
         (tmp_path / "file").touch()
         executor = Memory({}, journal=FolderJournal(tmp_path / "file" / "journal"))
-        with pytest.raises(LaunchError, match="run 'mine' was started") as caught:
+        with pytest.raises(LaunchError, match="Run 'mine' was started") as caught:
             executor.launch_replicas(2, "m:f", run_id="mine")
         assert caught.value.survivors == tuple(executor.world)
 
@@ -140,7 +140,7 @@ class TestJournal:
         with pytest.raises(KeyboardInterrupt) as caught:
             executor.launch_replicas(2, "m:f", run_id="mine")
         (note,) = caught.value.__notes__
-        assert "run 'mine' was started" in note
+        assert "Run 'mine' was started" in note
         assert "cancel_run('mine')" in note
 
     def test_an_end_that_it_does_not_take_is_still_told(self, tmp_path, caplog):
