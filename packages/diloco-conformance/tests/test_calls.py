@@ -8,7 +8,7 @@ import pytest
 import diloco_conformance
 from diloco_protocol import BaseExecutor
 
-VERBS = {name for name in vars(BaseExecutor) if not name.startswith("_")} - {"options"}
+VERBS = {name for name in dir(BaseExecutor) if not name.startswith("_")} - {"options"}
 #: Functions that are handed to ``within``, or read in a thread that is watched itself.
 LATER = {"_launch", "_read", "_follow"}
 SOURCES = sorted(Path(diloco_conformance.__file__).parent.glob("*.py"))
