@@ -37,6 +37,9 @@ STREAMS: dict[str, tuple[str, ...]] = {
     "stderr": ("stderr",),
     "combined": ("stdout", "stderr"),
 }
+#: Seconds between two samples of the sizes of a growing log: the resolution of ``since`` and
+#: ``until``.
+SAMPLE_SECONDS = 0.5
 _BLOCK = 1 << 16
 # How far back to look for the beginning of one line: a file that is one line of terabytes, most of
 # it holes, must not keep a tail busy for hours.
@@ -302,11 +305,6 @@ class _Attempt:
                 yield self._clock.at(name, line.end, otherwise), order, line.end, line.text
             if reader.ended or reader.offset in {before, size}:
                 return
-
-
-#: Seconds between two samples of the sizes of a growing log: the resolution of ``since`` and
-#: ``until``.
-SAMPLE_SECONDS = 0.5
 
 
 class Sampler:

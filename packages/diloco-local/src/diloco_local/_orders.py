@@ -21,6 +21,43 @@ _RESTARTS = ("--restarts", "{restarts}")
 
 
 @dataclass(frozen=True, slots=True)
+class Order:
+    """The order to start a replica. Its environment is never written to disk.
+
+    Attributes:
+        spec: The spec for its runner; every attempt gets it with its own number.
+        argv: The begin of its runner's command line; its first word is the interpreter.
+        env: Its environment.
+        cwd: Its working directory.
+    """
+
+    spec: ReplicaSpec
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str
+
+    @property
+    def rank(self) -> int:
+        """Return the replica's rank."""
+        return self.spec.rank
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the order as JSON values, for the pipe to the supervisor."""
+        return {
+            "spec": self.spec.to_dict(),
+            "argv": list(self.argv),
+            "env": dict(self.env),
+            "cwd": self.cwd,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Order:
+        """Make an order from what :meth:`to_dict` returned."""
+        spec = ReplicaSpec.from_dict(data["spec"])
+        return cls(spec, tuple(data["argv"]), data["env"], data["cwd"])
+
+
+@dataclass(frozen=True, slots=True)
 class Setting:
     """The setting in which the replicas of an executor run.
 
@@ -123,40 +160,3 @@ def show_orders(
         }
         for order in orders
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """The order to start a replica. Its environment is never written to disk.
-
-    Attributes:
-        spec: The spec for its runner; every attempt gets it with its own number.
-        argv: The begin of its runner's command line; its first word is the interpreter.
-        env: Its environment.
-        cwd: Its working directory.
-    """
-
-    spec: ReplicaSpec
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
-    cwd: str
-
-    @property
-    def rank(self) -> int:
-        """Return the replica's rank."""
-        return self.spec.rank
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the order as JSON values, for the pipe to the supervisor."""
-        return {
-            "spec": self.spec.to_dict(),
-            "argv": list(self.argv),
-            "env": dict(self.env),
-            "cwd": self.cwd,
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Order:
-        """Make an order from what :meth:`to_dict` returned."""
-        spec = ReplicaSpec.from_dict(data["spec"])
-        return cls(spec, tuple(data["argv"]), data["env"], data["cwd"])

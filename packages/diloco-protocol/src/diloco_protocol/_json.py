@@ -23,6 +23,13 @@ if TYPE_CHECKING:
         def read(self, size: int, /) -> bytes: ...
 
 
+RESULT_BYTES = 16 * 1024 * 1024
+"""Largest result of a replica, in bytes of JSON, on every backend. A backend may allow less."""
+OUTCOME_BYTES = RESULT_BYTES + 1024 * 1024
+"""Largest outcome, in bytes of JSON: a result and the texts beside it."""
+RECORD_BYTES = 8 * 1024 * 1024
+"""Largest record of a run or of a launch, in bytes."""
+_PIECE = 1 << 20
 # Python's own parser refuses integers of more than 4300 digits, which are 14,284 bits, or of more
 # digits than PYTHONINTMAXSTRDIGITS allows.
 _MAX_INTEGER_BITS = 14_000
@@ -176,15 +183,6 @@ def _shown(path: list[str | int]) -> str:
         for step in steps
     )
     return f"{called}{redact_and_cut(text, _SHOWN)}"
-
-
-RESULT_BYTES = 16 * 1024 * 1024
-"""Largest result of a replica, in bytes of JSON, on every backend. A backend may allow less."""
-OUTCOME_BYTES = RESULT_BYTES + 1024 * 1024
-"""Largest outcome, in bytes of JSON: a result and the texts beside it."""
-RECORD_BYTES = 8 * 1024 * 1024
-"""Largest record of a run or of a launch, in bytes."""
-_PIECE = 1 << 20
 
 
 def check_size(what: str, size: int, most: int) -> None:
