@@ -102,7 +102,7 @@ def test_a_uid_that_is_no_name_leads_nowhere(tmp_path, uid):
     handle = ended_run(tmp_path)
     record = run_of(handle).record
     record.write_text(record.read_text().replace('"uid-of-ended"', json.dumps(uid)))
-    with pytest.raises(DamagedFileError, match="uid is"):
+    with pytest.raises(DamagedFileError, match="uid must be a name"):
         Unwatched(root=tmp_path).attach("ended")
 
 
