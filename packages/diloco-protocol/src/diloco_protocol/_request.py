@@ -224,8 +224,8 @@ def make_request(
     for argument, value in (("run_id", name), ("cohort", name if cohort is None else cohort)):
         if not isinstance(value, str) or not is_run_id(value):
             raise InvalidRequestError(
-                f"{argument} must be 1 to 48 lower-case letters, digits and dashes, with a letter "
-                f"or digit at both ends (every backend uses it in names), not {shown(value)}"
+                f"the {argument} {shown(value)} is not allowed: 1 to 48 lower-case letters, digits "
+                "and dashes, with a letter or digit at both ends (every backend uses it in names)"
             )
     timeout = options.get("timeout", 3600)
     restarts = options.get("max_restarts")
