@@ -14,7 +14,7 @@ from diloco_protocol import (
     outcome_from_message,
     spec_to_environment,
 )
-from diloco_protocol.backend import spec_sha256, variables_to_strings
+from diloco_protocol.backend import variables_to_strings
 
 pytestmark = pytest.mark.processes
 
@@ -123,36 +123,6 @@ class TestStrings:
     def test_no_such_file(self, start, tmp_path):
         runner = start("returns", None, "--spec-strings", str(tmp_path / "none"))
         assert "none" in end(runner, tmp_path).error
-
-
-class TestDigest:
-    """Where others may write the environment, the launcher says what was in it."""
-
-    @pytest.fixture
-    def run(self, tmp_path):
-        """Runs a spec from the environment, and returns its outcome."""
-
-        def run(spec, sha256):
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-            command = [sys.executable, "-m", "diloco_protocol.runner"]
-            command += ["--outcome", str(tmp_path / "outcome.json"), "--spec-sha256", sha256]
-            pieces = spec_to_environment(spec, piece_bytes=100)
-            return end(begin(command, {**environment, **pieces}, tmp_path), tmp_path)
-
-        return run
-
-    def test_the_launchers_spec_is_run(self, run):
-        spec = ReplicaSpec("json:loads", {"s": '"' + "x" * 500 + '"'}, 0, 1)
-        digest = spec_sha256(spec_to_environment(spec))
-        assert run(spec, digest).result == "x" * 500
-
-    @pytest.mark.sampled
-    @pytest.mark.parametrize("named", ["0" * 64, "", "no digest"])
-    def test_another_is_not_even_decoded(self, run, named):
-        outcome = run(ReplicaSpec("no_such_module:f", {}, 0, 1), named)
-        assert outcome.reason is Reason.START_FAILED
-        assert "is not the one that was launched" in outcome.error
-        assert "no_such_module" not in outcome.error
 
 
 class TestFailure:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING
 
-from ._checks import read_whole, shown
+from ._checks import read_whole
 from ._errors import InvalidRequestError
 from ._json import dumps, loads_texts
 from ._spec import SPEC_PREFIX, ReplicaSpec
@@ -33,17 +33,14 @@ def spec_to_environment(
     return _numbered(SPEC_PREFIX, _cut(spec.to_json(), piece_bytes))
 
 
-def spec_from_environment(environ: Mapping[str, str], *, sha256: str | None = None) -> ReplicaSpec:
+def spec_from_environment(environ: Mapping[str, str]) -> ReplicaSpec:
     """Make a spec from the variables of :func:`spec_to_environment`.
 
     Args:
         environ: Environment variables; those without the prefix of a spec are ignored.
-        sha256: The :func:`spec_sha256` of the variables that the launcher wrote; variables that
-            follow these are ignored, too. None if no other program can have written any.
 
     Raises:
-        InvalidRequestError: There is no spec, a piece of it is missing or damaged, or it has
-            another digest.
+        InvalidRequestError: There is no spec, or a piece of it is missing or damaged.
         SpecVersionError: The spec was written by another version.
     """
     what = "the replica spec in the environment"
@@ -51,41 +48,7 @@ def spec_from_environment(environ: Mapping[str, str], *, sha256: str | None = No
         raise InvalidRequestError(
             f"there is no replica spec in the environment ({SPEC_PREFIX}0 is not set)"
         )
-    if sha256 is None:
-        pieces = _in_order(SPEC_PREFIX, environ, what)
-    else:
-        pieces = _with_digest(sha256, environ)
-    return ReplicaSpec.from_json(_join(pieces, what))
-
-
-def _with_digest(sha256: str, environ: Mapping[str, str]) -> list[str]:
-    """Return the pieces that have a digest; other programs may have added some behind them."""
-    import hashlib  # slow to import
-
-    digest = hashlib.sha256()
-    pieces: list[str] = []
-    while (piece := environ.get(f"{SPEC_PREFIX}{len(pieces)}")) is not None:
-        pieces.append(piece)
-        digest.update(piece.encode())
-        if digest.hexdigest() == sha256:
-            return pieces
-    raise InvalidRequestError(
-        "the replica spec in the environment is not the one that was launched: its digest is "
-        f"{digest.hexdigest()}, and the launch named {shown(sha256)}. The launch did not write it; "
-        "nothing of it was run"
-    )
-
-
-def spec_sha256(pieces: Mapping[str, str]) -> str:
-    """Return the digest of what :func:`spec_to_environment` made, as 64 hexadecimal digits.
-
-    A launcher that keeps the variables where others may write tells the runner their digest in a
-    way that only the launcher can use: ``--spec-sha256``.
-    """
-    import hashlib  # slow to import
-
-    text = "".join(_in_order(SPEC_PREFIX, pieces, "this spec"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return ReplicaSpec.from_json(_join(_in_order(SPEC_PREFIX, environ, what), what))
 
 
 def spec_to_arguments(spec: ReplicaSpec, *, piece_characters: int = _ARGUMENT_PIECE) -> list[str]:

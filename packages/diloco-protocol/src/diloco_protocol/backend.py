@@ -6,7 +6,7 @@ They are options, checks, resources, redaction, signals, processes, and verbs of
 
 from ._backoff import Patiently, latest_try
 from ._cancel import all_or_nothing, cancel_all, check_ended
-from ._channels import spec_sha256, variables_from_strings, variables_to_strings
+from ._channels import variables_from_strings, variables_to_strings
 from ._checks import (
     check_amount,
     check_callable,
@@ -77,7 +77,7 @@ __all__ = [
     "is_shortage", "latest_try", "one_of", "option", "options_of", "options_table", "or_none",
     "parse_gpu", "processes", "read_bounded", "read_process", "read_wait_status", "read_whole",
     "readable", "redact", "redact_and_cut", "redact_json", "redact_spec", "redact_text", "refuse",
-    "seconds", "shown", "signal_name", "spec_sha256", "split_lines", "status_from_data",
+    "seconds", "shown", "signal_name", "split_lines", "status_from_data",
     "status_to_data", "takes", "text_like", "variables_from_strings", "variables_to_strings",
     "whole",
 ]  # fmt: skip

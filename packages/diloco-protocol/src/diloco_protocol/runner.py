@@ -14,8 +14,6 @@ The spec comes from one of these, or else from the environment:
                         (:func:`diloco_protocol.spec_to_environment`), and perhaps those of the
                         program; others are ignored
   --spec-piece PIECE    the spec in pieces (:func:`diloco_protocol.spec_to_arguments`)
-  --spec-sha256 DIGEST  digest of the spec in the environment; any other spec is refused before it
-                        is decoded
 
 Where one template serves a whole cohort:
 
@@ -94,7 +92,7 @@ def _read_spec(arguments: argparse.Namespace) -> ReplicaSpec:
     elif arguments.spec_piece:
         spec = spec_from_arguments([f"--spec-piece={piece}" for piece in arguments.spec_piece])
     else:
-        spec = spec_from_environment(os.environ, sha256=arguments.spec_sha256)
+        spec = spec_from_environment(os.environ)
     index = read_whole("--index", arguments.index, 0, LARGEST)
     earlier = sum(read_whole("--failed", text, 0, LARGEST) for text in arguments.failed if text)
     return replace(spec, rank=spec.rank + index, attempt=spec.attempt + earlier)
@@ -122,7 +120,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=Path)
     for name in ("spec-piece", "failed"):
         parser.add_argument(f"--{name}", action="append", default=[])
-    parser.add_argument("--spec-sha256")
     parser.add_argument("--index", default="0")
     parser.add_argument("--message-bytes", default=str(MESSAGE_BYTES))
     parser.add_argument("--result-bytes", default=str(RESULT_BYTES))
