@@ -91,6 +91,8 @@ class TestTheClass:
             ("entrypoint", "train.py", "the entrypoint 'train.py' names a file"),
             ("entrypoint_args", {"a": float("nan")}, "entrypoint_args.a is nan"),
             ("run_prefix", "Conf", "run_prefix='Conf' cannot begin the names of runs"),
+            ("keeps_carriage_returns", "no", "keeps_carriage_returns must be True or False"),
+            ("patience", 0, "patience must be a positive number of seconds"),
             ("timeout", float("inf"), "timeout must be a number of seconds"),
         ],
     )

@@ -78,10 +78,11 @@ def _check_attributes(harness: Harness) -> None:
     try:
         entrypoint_name(harness.entrypoint)
         check_json(dict(harness.entrypoint_args), "entrypoint_args")
-        check_flag("starts_by_itself", harness.starts_by_itself)
+        for name in ("starts_by_itself", "keeps_carriage_returns"):
+            check_flag(name, getattr(harness, name))
         check_run_prefix("run_prefix", harness.run_prefix)
         for name in SECONDS:
-            check_seconds(name, getattr(harness, name))
+            check_seconds(name, getattr(harness, name), positive=name == "patience")
     except InvalidRequestError as error:
         fault(harness, str(error))
     if isinstance(harness.gpus, str) or not isinstance(harness.gpus, Sequence):
