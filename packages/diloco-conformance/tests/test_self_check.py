@@ -85,6 +85,20 @@ class TestTheClass:
 
         assert "Mine: it lacks entrypoint: set it to" in fault(Mine)
 
+    @pytest.mark.parametrize(
+        ("name", "value", "words"),
+        [
+            ("entrypoint", "train.py", "the entrypoint 'train.py' names a file"),
+            ("entrypoint_args", {"a": float("nan")}, "entrypoint_args.a is nan"),
+            ("run_prefix", "Conf", "run_prefix='Conf' cannot begin the names of runs"),
+            ("keeps_carriage_returns", "no", "keeps_carriage_returns must be True or False"),
+            ("patience", 0, "patience must be a positive number of seconds"),
+            ("timeout", float("inf"), "timeout must be a number of seconds"),
+        ],
+    )
+    def test_what_no_launch_takes(self, name, value, words):
+        assert f"Mine: {words}" in fault(type("Mine", (ToyHarness,), {name: value}))
+
     def test_init_of_the_base_was_forgotten(self):
         class Mine(ToyHarness):
             def __init__(self):

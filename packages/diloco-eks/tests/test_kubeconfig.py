@@ -439,6 +439,10 @@ class TestTypes:
                 ("user", "exec: {apiVersion: a, command: x, env: [{name: A, value: 5}]}"),
                 "value must be text",
             ),
+            (
+                ("user", "exec: {apiVersion: a, command: x, env: [{name: A}]}"),
+                "value must be text, not nothing",
+            ),
         ],
     )
     def test_what_is_used(self, server, refused, inside, match):
@@ -467,6 +471,17 @@ class TestTypes:
     )
     def test_damage(self, refused, text, match):
         refused(text, match)
+
+    @pytest.mark.parametrize("line", ["kind: Pod", "kind: 5", "apiVersion: v2", "apiVersion: 1"])
+    def test_a_file_of_another_kind(self, server, refused, line):
+        field = line.partition(":")[0]
+        refused(yaml(server.url) + line, f"the {field} of the kubeconfig .* must be (Config|v1)")
+
+    def test_a_file_that_says_its_kind(self, server, tmp_path):
+        (tmp_path / "config").write_text(yaml(server.url) + "kind: Config\napiVersion: v1\n")
+        with EKSExecutor("image", kubeconfig=tmp_path / "config") as executor:
+            executor.list_runs()
+        assert len(server.asked) == 1
 
     def test_a_cluster_without_a_server(self, server, refused):
         text = yaml(server.url).replace(f'server: "{server.url}", ', "")

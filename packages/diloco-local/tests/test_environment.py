@@ -104,6 +104,24 @@ def test_replicas_ignore_what_the_launcher_s_interpreter_ignores(flag, expected)
     assert subprocess.run(command, capture_output=True, text=True).stdout.strip() == expected
 
 
+@pytest.mark.processes
+def test_a_value_that_the_locale_cannot_encode_is_named():
+    program = (
+        "import sys; sys.path[:0] = sys.argv[1].split(':'); from diloco_local import "
+        "LocalProcessExecutor as Local; from diloco_protocol import InvalidRequestError\n"
+        "try: Local(env={'V': '\\u20ac'}).launch_replicas(1, 'platform:node', timeout=60)\n"
+        "except InvalidRequestError as error: print(error)"
+    )
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, ":".join(filter(None, sys.path))],
+        env={**os.environ, **locale},
+        capture_output=True,
+        text=True,
+    )
+    assert "V in env= has a character that the encoding of this machine's locale" in done.stdout
+
+
 def test_a_folder_with_a_colon_in_its_name_is_refused(tmp_path, monkeypatch):
     """In PYTHONPATH it would be two folders, the second of them below the working directory."""
     odd = tmp_path / "a:b"

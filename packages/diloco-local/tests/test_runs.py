@@ -174,7 +174,7 @@ def test_a_handle_speaks_only_for_its_own_machine_and_root(make, tmp_path):
     (handle,) = executor.launch_replicas(1, "trainer:echo", {})
     results_of(executor, [handle])
     for other, words in (
-        (elsewhere(handle, host="somewhere-else"), "somewhere-else"),
+        (elsewhere(handle, host="somewhere-else"), "somewhere-else.*renamed"),
         (elsewhere(handle, root=str(tmp_path / "unmounted")), "is below the root"),
         (ReplicaHandle(0, "local_process", {}, run_id=handle.run_id), "lacks the metadata"),
         (ReplicaHandle(0, "eks", dict(handle.metadata), run_id=handle.run_id), "eks"),

@@ -50,6 +50,8 @@ def test_what_is_allowed_comes_back(check, value):
         (check_command, "uv 'run it'", "write ['uv', 'run it']"),
         (check_command, "uv 'run", "write"),
         (check_command, [], "list of words"),
+        (check_command, ["uv", "r\0n"], "it[1] contains a NUL character"),
+        (check_command, ["u" * 131_072], "or has more than 131071 bytes"),
     ],
 )
 def test_what_is_not_allowed_is_named(check, value, words):

@@ -380,6 +380,16 @@ def test_a_job_that_was_created_a_moment_ago_is_asked_for_again(aws, young):
     assert aws.faults == []
 
 
+@pytest.mark.parametrize("ahead", [-120, 120])
+def test_who_has_launched_it_asks_again_whatever_its_clock_says(aws, executor, ahead):
+    ours = executor(clock=lambda: aws.now + ahead)
+    handles = ours.launch_replicas(2, "trainer:train", run_id="run-1")
+    for verb in (ours.poll, ours.cancel):
+        aws.faults.append(("DescribeTrainingJob", *NOT_FOUND))
+        verb(handles[0])
+    assert ours.describe(handles[0]).stopping
+
+
 def test_what_is_not_there_for_half_a_minute_is_gone(aws, young):
     ours, handles = young
     begun = aws.now

@@ -1,17 +1,27 @@
 """~/.aws/config and the variables of AWS's command line hold here too."""
 
 import contextlib
+import hashlib
 import json
 import shutil
 import time
+import traceback
 from pathlib import Path
 
 import boto3
 import botocore
 import pytest
 from botocore.config import Config
+from botocore.credentials import SSOProvider
 
-from diloco_protocol import AuthError, Backoff, InvalidRequestError, UnavailableError
+from diloco_protocol import (
+    AuthError,
+    BackendError,
+    Backoff,
+    InvalidRequestError,
+    ReplicaNotFoundError,
+    UnavailableError,
+)
 
 #: What the executor decides itself: it tries again and waits by its own options, and for itself it
 #: says who it is.
@@ -287,3 +297,58 @@ def test_the_call_that_fetches_credentials_has_the_same_bounds(
     with pytest.raises(UnavailableError, match=words):
         offline(retry_timeout=0, request_timeout=0.5).list_runs()
     assert [b"Action=AssumeRole" in body for body in asked] == [True]
+
+
+@pytest.fixture
+def portal(aws, user, tmp_path, monkeypatch):
+    """Writes a profile of SSO and its token; the portal answers with a status and a body."""
+    monkeypatch.setattr(SSOProvider, "_SSO_TOKEN_CACHE_DIR", str(tmp_path))
+
+    def write(token, status=404, code="ResourceNotFoundException"):
+        place = "https://of-nobody.awsapps.com/start"
+        expires = {"accessToken": token, "expiresAt": "2999-01-01T00:00:00Z"}
+        file = tmp_path / f"{hashlib.sha1(place.encode()).hexdigest()}.json"
+        file.write_text(json.dumps(expires))
+
+        def answer(handler):
+            aws.calls.append(("portal", handler.path))
+            body = json.dumps({"__type": code, "message": "Requested resource not found"})
+            handler._send(status, body.encode(), "application/json")
+
+        monkeypatch.setattr(aws.server.RequestHandlerClass, "do_GET", answer)
+        more = f"[profile sso]\nregion = eu-west-1\nsso_start_url = {place}\nsso_account_id = 1\n"
+        more += "sso_region = eu-west-1\nsso_role_name = x"
+        user(more, AWS_ENDPOINT_URL=aws.url, AWS_PROFILE="sso")
+
+    return write
+
+
+def test_credentials_that_are_gone_are_no_job_that_is_gone(aws, executor, offline, portal):
+    handles = executor().launch_replicas(3, "trainer:train", run_id="run-1")
+    portal("token")
+    backoff = Backoff(clock=aws.clock, sleep=aws.sleep)
+    ours = offline(backoff=backoff, retry_timeout=0, clock=lambda: aws.now + 3600)
+    ours._client._account = handles[0].metadata["account"]  # it was asked for before that
+    for verb in (
+        lambda: ours.poll(handles[0]),
+        lambda: ours.cancel(handles[0]),
+        lambda: ours.purge(handles[0]),
+        lambda: ours.collect(handles, timeout=0),
+        lambda: ours.collect(handles[:1], timeout=0),
+        lambda: ours.exists("run-1"),
+    ):
+        with pytest.raises(BackendError, match="Requested resource not found") as caught:
+            verb()
+        assert not isinstance(caught.value, ReplicaNotFoundError)
+    assert ("portal", "/federation/credentials?role_name=x&account_id=1") in aws.calls
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\nrest", ["as a list"]])
+def test_a_token_of_sso_that_cannot_be_sent_is_not_shown(aws, offline, portal, end):
+    secret = "aoaAAAAAGkExAmPlEtOkEn"
+    portal([secret, *end] if isinstance(end, list) else secret + end)
+    begun = aws.now
+    with pytest.raises((AuthError, InvalidRequestError)) as caught:
+        offline(backoff=Backoff(clock=aws.clock, sleep=aws.sleep)).list_runs()
+    assert secret not in "".join(traceback.format_exception(caught.value))
+    assert aws.now == begun  # it was not tried again

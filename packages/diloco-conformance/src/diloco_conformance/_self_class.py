@@ -7,6 +7,9 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from diloco_protocol import InvalidRequestError, entrypoint_name
+from diloco_protocol.backend import check_flag, check_json, check_run_prefix, check_seconds
+
 from ._blame import fault
 from ._harness import Harness, Step
 from ._words import HOOKS
@@ -72,16 +75,18 @@ def _check_attributes(harness: Harness) -> None:
     for name in ("entrypoint_args", "cannot"):
         if not isinstance(value := getattr(harness, name), Mapping):
             fault(harness, f"{name} must be a dict, not {value!r}")
-    if not isinstance(harness.starts_by_itself, bool):
-        fault(harness, f"starts_by_itself must be True or False, not {harness.starts_by_itself!r}")
-    if not isinstance(harness.run_prefix, str) or not harness.run_prefix:
-        fault(harness, f"run_prefix must be a text such as 'conf', not {harness.run_prefix!r}")
+    try:
+        entrypoint_name(harness.entrypoint)
+        check_json(dict(harness.entrypoint_args), "entrypoint_args")
+        for name in ("starts_by_itself", "keeps_carriage_returns"):
+            check_flag(name, getattr(harness, name))
+        check_run_prefix("run_prefix", harness.run_prefix)
+        for name in SECONDS:
+            check_seconds(name, getattr(harness, name), positive=name == "patience")
+    except InvalidRequestError as error:
+        fault(harness, str(error))
     if isinstance(harness.gpus, str) or not isinstance(harness.gpus, Sequence):
         fault(harness, f"gpus must be a tuple of texts such as ('H100:2',), not {harness.gpus!r}")
-    for name in SECONDS:
-        value = getattr(harness, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-            fault(harness, f"{name} must be a number of seconds, not {value!r}")
     for name in NUMBERS:
         value = getattr(harness, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -150,7 +150,11 @@ def compose(
     folders: Sequence[str],
     devices: str | None,
 ) -> dict[str, str]:
-    """Return one replica's environment, by the policy above."""
+    """Return one replica's environment, by the policy above.
+
+    Raises:
+        InvalidRequestError: A value has a character that this machine's encoding lacks.
+    """
     result = dict(base)
     # Relative entries refer to the launcher's folder, and what it imports from there is in
     # ``folders``.
@@ -165,4 +169,12 @@ def compose(
     parts = [*folders, *filter(None, result.pop("PYTHONPATH", "").split(os.pathsep))]
     if parts:
         result["PYTHONPATH"] = os.pathsep.join(parts)
+    for name, value in result.items():
+        try:
+            os.fsencode(value)
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(
+                f"{name} in env= has a character that the encoding of this machine's locale "
+                f"({error.encoding}) lacks: choose another locale, or set PYTHONUTF8=1"
+            ) from None
     return result

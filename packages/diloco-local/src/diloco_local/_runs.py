@@ -86,7 +86,8 @@ def check_handle(handle: ReplicaHandle, root: Root) -> None:
     if host != host_name():
         raise InvalidRequestError(
             f"replica {handle.rank} of run {handle.run_id!r} is on host {shown(host)}, and this is "
-            f"{host_name()!r}: use the handle there"
+            f"{host_name()!r}: use the handle there (or, if this host was renamed, give it that "
+            "name again)"
         )
     named = handle.metadata["root"]
     if not _same_folder(named, root):

@@ -43,6 +43,7 @@ from ._errors import InvalidRequestError
 from ._hooks import Option
 from ._journal import RunJournal
 from ._redact import redact_text
+from ._spec import LONGEST
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -288,7 +289,8 @@ def check_command(name: str, value: object) -> tuple[str, ...]:
     """Check for the words of the command that starts the runner; None stands for :data:`RUNNER`.
 
     Raises:
-        InvalidRequestError: The value is something else, such as one text.
+        InvalidRequestError: The value is something else, such as one text, or has a word that no
+            system can start a program with.
     """
     if value is None:
         return RUNNER
@@ -302,4 +304,10 @@ def check_command(name: str, value: object) -> tuple[str, ...]:
     words = check_names(name, value)
     if not words:
         raise InvalidRequestError(f"{name} must be a list of words, not an empty one")
+    for number, word in enumerate(words):
+        if "\0" in word or len(word.encode()) > LONGEST:
+            raise InvalidRequestError(
+                f"{name}[{number}] contains a NUL character, or has more than {LONGEST} bytes: "
+                "no system can start a program with that"
+            )
     return words

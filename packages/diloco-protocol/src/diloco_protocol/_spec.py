@@ -35,8 +35,8 @@ _RESERVED = frozenset({
     ATTEMPT_VARIABLE, RESTARTS_VARIABLE, LAST_ATTEMPT_VARIABLE, BACKEND_VARIABLE, PLACE_VARIABLE,
 })  # fmt: skip
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Bytes of NAME=value: Linux refuses to start a program with a longer one (MAX_ARG_STRLEN).
-_LONGEST = 131_071
+LONGEST = 131_071
+"""Bytes of ``NAME=value``, or of an argument, that Linux starts programs with (MAX_ARG_STRLEN)."""
 
 
 def is_reserved(name: str) -> bool:
@@ -75,9 +75,9 @@ def check_variables(name: str, values: object) -> dict[str, str]:
                 "replica"
             )
         size = len(f"{key}={value}".encode())
-        if "\0" in value or size > _LONGEST:
+        if "\0" in value or size > LONGEST:
             raise InvalidRequestError(
-                f"{name}[{shown(key)}] has {size} bytes with its name, and Linux takes {_LONGEST} "
+                f"{name}[{shown(key)}] has {size} bytes with its name, and Linux takes {LONGEST} "
                 "without a NUL character: pass it in a file, or as an argument of the entrypoint"
             )
     return variables

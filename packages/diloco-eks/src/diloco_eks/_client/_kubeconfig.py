@@ -219,8 +219,8 @@ def _read_file(file: str) -> dict[str, Any]:
     """Return a file's content; empty if there is no file.
 
     Raises:
-        AuthError: The file cannot be read, or its lists are not such. None of its content is shown,
-            since it may be a secret.
+        AuthError: The file cannot be read, is no Config of v1, or its lists are not such. None of
+            its content is shown, since it may be a secret.
     """
     try:
         import yaml  # type: ignore[import-untyped] # comes with the client; slow to import
@@ -240,6 +240,9 @@ def _read_file(file: str) -> dict[str, Any]:
     lists = {f"{kind}s": [{"name!": str, kind: {}}] for kind in _FIELDS}
     if wrong := misfit(config, {"current-context": str, **lists}, "its content"):
         raise AuthError(f"in the kubeconfig {file}, {wrong}. Put text in quotes")
+    for field, allowed in (("kind", "Config"), ("apiVersion", "v1")):
+        if config.get(field) not in (None, "", allowed):
+            raise AuthError(f"the {field} of the kubeconfig {file} must be {allowed}")
     return dict(config)
 
 

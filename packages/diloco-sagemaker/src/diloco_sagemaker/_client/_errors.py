@@ -22,6 +22,8 @@ from diloco_protocol.backend import redact_and_cut
 
 # Characters of a text of AWS or its client; looking for secrets takes seconds per million
 _LONGEST = 16_000
+# In botocore's complaint about a parameter, which may be a token
+_VALUE = re.compile(r", value: .*?(?=, (?:type|valid)|\Z)", re.DOTALL)
 # SageMaker answers with a ValidationException if there is no such job, although ResourceNotFound is
 # documented, and also if a job that is to be stopped has ended.
 _NOT_FOUND = re.compile(r"requested resource not found|could not find", re.IGNORECASE)
@@ -40,6 +42,11 @@ _MISSING = frozenset({
 })  # fmt: skip
 _OF_NONE = frozenset(["GetCallerIdentity", "ListTrainingJobs", "Search"])
 """Operations that ask for nothing by name: their "not found" says nothing about any run."""
+_OF_CREDENTIALS = frozenset({
+    "AssumeRole", "AssumeRoleWithWebIdentity", "GetRoleCredentials", "CreateToken",
+    "CreateOAuth2Token",
+})  # fmt: skip
+"""Operations by which boto3 itself fetches credentials: what they lack is no job and no result."""
 _REFUSALS: tuple[tuple[str, Callable[[str], BackendError], str], ...] = (
     (
         "ResourceLimitExceeded", QuotaExceededError,
@@ -124,7 +131,7 @@ def to_error(error: Any, what: str) -> DilocoError:
         or isinstance(unsent, (UnicodeEncodeError, FileNotFoundError, PermissionError))
         or (unsent is not error and isinstance(unsent, ValueError))  # such as the URL of a proxy
     ):
-        return InvalidRequestError(f"{text}. {_LOOK}")
+        return InvalidRequestError(f"{_VALUE.sub('', text)}. {_LOOK}")
     unreached = (
         of_botocore.EndpointConnectionError, of_botocore.ConnectTimeoutError,
         of_botocore.ProxyConnectionError,
@@ -165,7 +172,7 @@ def _answered(response: Any, operation: str, failed: str) -> BackendError:
     metadata = response.get("ResponseMetadata", {})
     status = metadata.get("HTTPStatusCode", 0)
     text = f"{failed}: {code}: {message.rstrip('.')}" if message else f"{failed}: {code or status}"
-    about = _about(code, message)
+    about = None if operation in _OF_CREDENTIALS else _about(code, message)
     if about is MissingError and operation == "CreateTrainingJob":
         about = InvalidRequestError  # what is missing is something that the request names
     of_none = about is MissingError and operation in _OF_NONE

@@ -151,13 +151,14 @@ class Runs:
         created, name = created_of(handle), handle.metadata["job_name"]
         if created is not None and self.jobs.is_removed(name, created):
             return None
-        # A survivor's handle has no time, but this process may have launched it.
-        since = self.launched_here.get(handle.run_id) if created is None else created / 1000
-        if since is None or abs(age := self.options.clock() - since) >= self.seconds_to_appear:
+        # This process may have launched the run, and knows when by its own clock; AWS's may differ.
+        # A survivor's handle has no other time.
+        times = [self.launched_here.get(handle.run_id), None if created is None else created / 1000]
+        ages = [self.options.clock() - time for time in times if time is not None]
+        if not ages or abs(age := min(ages, key=abs)) >= self.seconds_to_appear:
             return None
-        verb = "launched" if created is None else "created"
         return UnseenError(
-            f"SageMaker says that there is no training job {name}, which was {verb} {age:.0f} s "
+            f"SageMaker says that there is no training job {name}, which was created {age:.0f} s "
             "ago: it may not be seen everywhere yet, and is believed to be gone only "
             f"{self.seconds_to_appear:.0f} s after that"
         )
