@@ -30,11 +30,8 @@ ALLOWED = {
     ("diloco-core/src/diloco_core/_processes/_moves.py", "pickle.loads"): (
         "what this process has pickled in the same line, to see whether it can be sent"
     ),
-    ("diloco-localcloud/src/diloco_localcloud/_modal/_hands/_call.py", "pickle.loads"): (
+    ("diloco-localcloud/src/diloco_localcloud/_modal/_hands.py", "pickle.loads"): (
         "the arguments of a call, in a test that looks at them; the docstring says so"
-    ),
-    ("diloco-localcloud/src/diloco_localcloud/_modal/_hands/_dict.py", "pickle.loads"): (
-        "the entries of a Dict, in a test that looks at them; the docstring says so"
     ),
 }
 
