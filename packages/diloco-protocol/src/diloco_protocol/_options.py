@@ -8,7 +8,7 @@ and each field may have a check. ``options()`` and the table of the README are m
     class ToyOptions(Options):
         \"\"\"The options of a toy.
 
-Attributes:
+        Attributes:
             color: The color of the toy.
             grace: Seconds between being asked to end and being ended.
         \"\"\"
