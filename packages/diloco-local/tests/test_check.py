@@ -63,7 +63,7 @@ def check(tmp_path):
     )
 
     def run(entrypoint, kwargs=(), python=sys.executable, cwd=tmp_path, **options):
-        path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
         order = Order(
             ReplicaSpec(entrypoint, dict(kwargs), 0, 1),
             (python, "-P", "-m", "diloco_protocol.runner"),
