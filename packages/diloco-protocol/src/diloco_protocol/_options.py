@@ -25,7 +25,7 @@ and each field may have a check. ``options()`` and the table of the README are m
         def __init__(self, *arguments, **options):
             self._options = ToyOptions(*arguments, **options)
             super().__init__(**self._options.of_base(Backoff(first=1.0, cap=20.0)))
-"""
+"""  # noqa: D214 - the section is that of a docstring in the example
 
 from __future__ import annotations
 
