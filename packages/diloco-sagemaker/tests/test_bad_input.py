@@ -89,12 +89,13 @@ def test_clients_of_ones_own(aws, executor):
         f"{name}_client": session.client(service, endpoint_url=aws.url, config=once)
         for name, service in (("sagemaker", "sagemaker"), ("logs", "logs"))
     }
-    sent = []
+    sent, closed = [], []
+    own["sagemaker_client"].close = lambda: closed.append(1)
     own["sagemaker_client"].meta.events.register("before-send", lambda **_: sent.append(1))
     for _ in range(2):
         with executor(**own) as ours:
             assert ours.list_runs() == []
-    assert len(sent) == 2
+    assert (len(sent), closed) == (2, [])
     with pytest.raises(InvalidRequestError, match="'total_max_attempts': 1"):
         executor(sagemaker_client=session.client("sagemaker", endpoint_url=aws.url))
     with pytest.raises(InvalidRequestError, match="This one is of type str"):

@@ -115,7 +115,7 @@ def test_a_killed_replica_of_two_processes_ends_as_one_that_was_not(tmp_path, st
     check_same(run(tmp_path / "run", processes=2, **case)[1], expected)
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["", "with a handler of the trainer's own"])
+@pytest.mark.parametrize("jit", [False, True], ids=["", "with a handler of the trainer's own"])
 def test_sigterm_saves_and_leaves(tmp_path, tmp_path_factory, jit):
     expected = undisturbed(tmp_path_factory.getbasetemp(), "three epochs")
     case = {"arguments": {"enable_jit_checkpoint": jit}}
